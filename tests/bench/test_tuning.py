@@ -207,6 +207,28 @@ def test_calls_at_once_share_the_work(pair: Pair, examples: Examples, tmp_path: 
     assert kept == ["full.0.0.0001", "full.1.0.0001", "lora-r4.0.0.0003", "lora-r4.1.0.0003"]
 
 
+def test_all_is_compressed_before_the_first_is_measured(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So calls at once share that, too, and none compresses while the others have nothing left to measure."""
+    made, left = list[tuple[str, str]](), list[Any]()
+
+    def compress(base: Path, finetuned: Path, *, out: Path, **_: Any) -> None:
+        made.append((finetuned.name, out.name))
+        out.mkdir()
+
+    def stop(bench: Any, *_: Any) -> Any:
+        left.extend(bench.uncompressed())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "compress", compress)
+    monkeypatch.setattr(tuning.TaskBench, "measured", stop)
+    monkeypatch.setattr(runs, "mean_loss", lambda model, rows: 0.5)
+    with pytest.raises(Interrupted):
+        tuning.run(**asked | {"methods": ["full", "delta"]})
+    fulls = ["full.0.0.0001", "full.1.0.0001"]
+    assert made == [(full, f"{recipe}.{full}") for recipe in ("int4-24", "int2-24") for full in fulls]
+    assert left == []
+
+
 def test_times_are_taken_alone(tmp_path: Path) -> None:
     order = list[int]()
 

@@ -237,6 +237,18 @@ def test_boft_is_that_of_peft(
         assert (gradients[name] - others[name]).abs().max() <= 1e-5 * largest
 
 
+def test_no_extension_is_compiled(pair: Pair, rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT tries to, for each of its layers; afterwards it is as it was."""
+    layer = pytest.importorskip("peft.tuners.boft.layer")
+
+    def never() -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(layer, "get_fbd_cuda", never)
+    made(pair, "boft", rows)
+    assert layer.get_fbd_cuda is never
+
+
 def test_why_it_cannot_be_captured(pair: Pair, rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     """The error in the step is told, not that of ending what has failed; nothing has changed, and steps go on."""
 

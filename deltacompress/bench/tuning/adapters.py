@@ -42,11 +42,13 @@ def require_peft() -> None:
 
 @contextmanager
 def _peft() -> Iterator[Any]:
-    """PEFT, without its warnings: of its own extensions, which nothing here asks for, and of calls that others mend."""
+    """PEFT, without the extension that it would compile, and without its warnings, of calls that others mend."""
     with quiet():
         import peft
+        from peft.tuners.boft import layer
 
-        yield peft
+        with rotations.without_extension(layer):
+            yield peft
 
 
 class Trained:

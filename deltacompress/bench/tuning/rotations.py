@@ -7,6 +7,8 @@ its own features. The same numbers but for rounding; the parameters are PEFT's o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,6 +17,17 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from deltacompress.calibration.forwards.precision import Precision
+
+
+@contextmanager
+def without_extension(layer: Any) -> Iterator[None]:
+    """In this block PEFT's module of BOFT layers does not try to compile its CUDA extension: nothing here calls it."""
+    compiled = layer.get_fbd_cuda
+    layer.get_fbd_cuda = lambda: None
+    try:
+        yield
+    finally:
+        layer.get_fbd_cuda = compiled
 
 
 def speed_up(model: Any) -> None:

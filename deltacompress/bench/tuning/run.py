@@ -102,13 +102,19 @@ def run(
 
 
 def _rows(bench: Sequence[TaskBench], asked: Asked, reporter: Reporter) -> list[dict[str, Any]]:
-    """Train, then measure, both together with other calls; then the rows of the table, which is written."""
+    """Train, compress, then measure, all together with other calls; then the rows of the table, which is written."""
     locks, seeds = asked.out / LOCKS, asked.seeds
     together(
         locks,
         lambda: [(one, job) for one in bench for job in one.runs.missing(asked.methods, seeds)],
         lambda item: f"{item[0].name}.{item[1].key}",
         lambda item: item[0].runs.train(item[1], reporter),
+    )
+    together(
+        locks,
+        lambda: [(one, *which) for one in bench for which in one.uncompressed()],
+        lambda item: f"{item[0].name}.{item[1].label}.{item[2]}",
+        lambda item: item[0].compress(item[1], item[2], reporter),
     )
     together(
         locks,

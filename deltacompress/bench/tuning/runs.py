@@ -125,6 +125,11 @@ class Runs:
         job = Job(method, seed, self._rate(method, first))
         return Made(self.train(job, reporter), job.rate, *self._trained[job.key])
 
+    def uncompressed(self, methods: Sequence[Method], seeds: Sequence[int]) -> list[tuple[Method, int]]:
+        """Deltas that are not made yet, by method and seed; the full fine-tunes are all there."""
+        deltas = [one for one in methods if one.kind == "delta"]
+        return [(one, seed) for one in deltas for seed in seeds if not self._packed(one, seed, seeds[0]).is_dir()]
+
     def unfinished(self) -> dict[str, Path]:
         """Folders of models that are not whole, by the key of the job: somebody is at it, or was killed."""
         begin = self._partial("")
@@ -160,7 +165,7 @@ class Runs:
         """The full fine-tune of that seed, compressed; calibrated on the training data."""
         assert method.recipe is not None
         path = self.made(FAMILIES[FULL][0], seed, first, calibration, reporter).path
-        out = self._models / f"{method.label}.{path.name}"
+        out = self._packed(method, seed, first)
         if not out.is_dir():
             reporter.step(f"compressing {out.name}")
             options: dict[str, Any] = {"calibration": calibration, "device": self._device, "resume": True}
@@ -169,6 +174,10 @@ class Runs:
             options["samples"] = max(1, min(recipe.calibration.samples, there))
             compress(self._base.path, path, recipe=recipe, out=out, **options)
         return out
+
+    def _packed(self, method: Method, seed: int, first: int) -> Path:
+        full = FAMILIES[FULL][0]
+        return self._models / f"{method.label}.{Job(full, seed, self._rate(full, first)).key}"
 
 
 @contextmanager

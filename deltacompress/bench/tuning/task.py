@@ -58,6 +58,14 @@ class TaskBench:
         models = asked.out / "models" / name
         self.runs = Runs(asked.base, examples, asked.plan, models, asked.device, self._identity)
 
+    def uncompressed(self) -> list[tuple[Method, int]]:
+        """Deltas that are still to be made, once all is trained."""
+        return self.runs.uncompressed(self._asked.methods, self._asked.seeds)
+
+    def compress(self, method: Method, seed: int, reporter: Reporter) -> None:
+        """Make one of them."""
+        self.runs.made(method, seed, self._asked.seeds[0], self._train, reporter)
+
     def is_measured(self, seed: int) -> bool:
         """Whether there is a report of a seed's models."""
         return (self._report(seed) / REPORT).exists()

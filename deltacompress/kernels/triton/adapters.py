@@ -168,15 +168,15 @@ class TritonAdapters(AdapterKernels):
             "RANKS": ranks, "SPLITS": splits, "FACTOR": triton_type(first.dtype), "PLAIN": plain, "EARLY": early,
         }  # fmt: skip
         kernel.shrink[row_tiles * tiles.rank_programs * splits, count, segments.capacity](
-            x, x.stride(0), parts, rows, segments.offsets, segments.slots, members, tiles.steps,
-            IN=first.in_features, ROW_TILES=row_tiles, RANK_PROGRAMS=tiles.rank_programs, BM=tiles.bm, BR=tiles.br,
+            x, x.stride(0), parts, rows, segments.offsets, segments.slots, members, tiles.steps, row_tiles,
+            IN=first.in_features, RANK_PROGRAMS=tiles.rank_programs, BM=tiles.bm, BR=tiles.br,
             BK=tiles.bk, **common, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         chunks = -(-max(one.out_features for one in tables) // tiles.chunk)
         row_tiles = _row_tiles(segments, rows, tiles.expand_bm)
         kernel.expand[chunks * row_tiles, count, segments.capacity](
-            y, y.stride(0), parts, rows, segments.offsets, segments.slots, members,
-            ALIGN=_align(tables), ROW_TILES=row_tiles, BM=tiles.expand_bm, BR=tiles.expand_br,
+            y, y.stride(0), parts, rows, segments.offsets, segments.slots, members, row_tiles,
+            ALIGN=_align(tables), BM=tiles.expand_bm, BR=tiles.expand_br,
             BN=tiles.bn, CHUNK=tiles.chunk, **common, num_warps=tiles.expand_warps, num_stages=tiles.expand_stages,
             **_only(launch_pdl=early or None),
         )  # fmt: skip
@@ -216,8 +216,8 @@ class TritonAdapters(AdapterKernels):
         bm, bn, bk = (1, 32, 32) if limit == 1 else (4, 16, 32) if limit <= 4 else (16, 16, 16)
         row_tiles, widest = _row_tiles(segments, x.shape[0], bm), max(one.out_features for one in tables)
         kernel.add[row_tiles * -(-widest // bn), len(tables), segments.capacity](
-            x, y, x.stride(0), y.stride(0), limit, segments.offsets, segments.slots, self._described(tables),
-            VALUE=triton_type(tables[0].dtype), ROW_TILES=row_tiles, BM=bm, BN=bn, BK=bk, num_warps=4,
+            x, y, x.stride(0), y.stride(0), limit, segments.offsets, segments.slots, self._described(tables), row_tiles,
+            VALUE=triton_type(tables[0].dtype), BM=bm, BN=bn, BK=bk, num_warps=4,
         )  # fmt: skip
 
     @override
@@ -231,8 +231,8 @@ class TritonAdapters(AdapterKernels):
         bm, bn = (1, 1024) if limit == 1 else (8, 256)
         row_tiles = _row_tiles(segments, y.shape[0], bm)
         kernel.scale[row_tiles * -(-widest // bn), len(tables), segments.capacity](
-            y, y.stride(0), segments.offsets, segments.slots, self._described(tables),
-            SCALE=triton_type(tables[0].dtype), ALIGN=_align(tables), ROW_TILES=row_tiles, BM=bm, BN=bn, num_warps=4,
+            y, y.stride(0), segments.offsets, segments.slots, self._described(tables), row_tiles,
+            SCALE=triton_type(tables[0].dtype), ALIGN=_align(tables), BM=bm, BN=bn, num_warps=4,
         )  # fmt: skip
 
     def _described(self, tables: Sequence[LinearTable[Any]]) -> Tensor:

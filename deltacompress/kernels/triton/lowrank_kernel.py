@@ -70,7 +70,7 @@ def _shrink_tile(  # type: ignore[no-untyped-def]
     return acc
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["row_tiles"])  # type: ignore[untyped-decorator]
 def shrink(  # type: ignore[no-untyped-def]
     x,
     x_stride,
@@ -80,10 +80,10 @@ def shrink(  # type: ignore[no-untyped-def]
     slots,
     members,
     steps,
+    row_tiles,
     IN: tl.constexpr,
     RANKS: tl.constexpr,
     SPLITS: tl.constexpr,
-    ROW_TILES: tl.constexpr,
     RANK_PROGRAMS: tl.constexpr,
     FACTOR: tl.constexpr,
     BM: tl.constexpr,
@@ -120,7 +120,7 @@ def shrink(  # type: ignore[no-untyped-def]
                 sums = _shrink_row(x + one * x_stride, down, r, r_ok, column, IN, BK)
                 tl.store(mine + one * RANKS + r, tl.where(r_ok, sums, 0.0), mask=stored)
             else:
-                for tile_start in range(start, end, ROW_TILES * BM):
+                for tile_start in range(start, end, row_tiles * BM):
                     row = tile_start + tl.arange(0, BM)
                     row_ok = row < end
                     at = row.to(tl.int64)
@@ -241,7 +241,7 @@ def _expand_tiles(  # type: ignore[no-untyped-def]
             tl.store(to, sums.to(to.dtype.element_ty), mask=ok)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["row_tiles"])  # type: ignore[untyped-decorator]
 def expand(  # type: ignore[no-untyped-def]
     y,
     y_stride,
@@ -250,10 +250,10 @@ def expand(  # type: ignore[no-untyped-def]
     offsets,
     slots,
     members,
+    row_tiles,
     ALIGN: tl.constexpr,
     RANKS: tl.constexpr,
     SPLITS: tl.constexpr,
-    ROW_TILES: tl.constexpr,
     FACTOR: tl.constexpr,
     BM: tl.constexpr,
     BR: tl.constexpr,
@@ -268,11 +268,11 @@ def expand(  # type: ignore[no-untyped-def]
     """
     member = tl.program_id(1)
     run = tl.program_id(2)
-    start = tl.load(offsets + run) + tl.program_id(0) % ROW_TILES * BM
+    start = tl.load(offsets + run) + tl.program_id(0) % row_tiles * BM
     end = tl.load(offsets + run + 1)
     record = find(slots, members, run, member, start, end, 4)
     out = tl.multiple_of(tl.load(members + member * 3 + 1).to(tl.int32), ALIGN)
-    column = tl.program_id(0) // ROW_TILES * CHUNK
+    column = tl.program_id(0) // row_tiles * CHUNK
     if (record != 0) & (column < out):
         fields = record.to(tl.pointer_type(tl.int64))
         rank = tl.load(fields + 2).to(tl.int32)
@@ -289,7 +289,7 @@ def expand(  # type: ignore[no-untyped-def]
             acc = _expand_row(sums_of + one * RANKS, part_size, up, rank, out, n, SPLITS, BR, PLAIN, EARLY)
             tl.store(to, (sums + scale * acc).to(y.dtype.element_ty), mask=n < out)
         else:
-            for tile_start in range(start, end, ROW_TILES * BM):
+            for tile_start in range(start, end, row_tiles * BM):
                 row = tile_start + tl.arange(0, BM)
                 at = row.to(tl.int64)
                 _expand_tiles(

@@ -8,16 +8,16 @@ import triton.language as tl
 from deltacompress.kernels.triton.found import find, part
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["row_tiles"])  # type: ignore[untyped-decorator]
 def scale(  # type: ignore[no-untyped-def]
     y,
     y_stride,
     offsets,
     slots,
     members,
+    row_tiles,
     SCALE: tl.constexpr,
     ALIGN: tl.constexpr,
-    ROW_TILES: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
@@ -27,16 +27,16 @@ def scale(  # type: ignore[no-untyped-def]
     """
     member = tl.program_id(1)
     run = tl.program_id(2)
-    first = tl.load(offsets + run) + tl.program_id(0) % ROW_TILES * BM
+    first = tl.load(offsets + run) + tl.program_id(0) % row_tiles * BM
     end = tl.load(offsets + run + 1)
     record = find(slots, members, run, member, first, end, 1)
     out = tl.multiple_of(tl.load(members + member * 3 + 1).to(tl.int32), ALIGN)
-    column = tl.program_id(0) // ROW_TILES * BN
+    column = tl.program_id(0) // row_tiles * BN
     if (record != 0) & (column < out):
         n = column + tl.arange(0, BN)
         factor = tl.load(part(record, 0, SCALE) + n, mask=n < out, other=0.0).to(tl.float32)
         mine = y + tl.multiple_of(tl.load(members + member * 3 + 2), ALIGN)
-        for start in range(first, end, ROW_TILES * BM):
+        for start in range(first, end, row_tiles * BM):
             row = start + tl.arange(0, BM)
             to = mine + row.to(tl.int64)[:, None] * y_stride + n[None, :]
             ok = (row < end)[:, None] & (n < out)[None, :]

@@ -12,7 +12,7 @@ import triton.language as tl
 from deltacompress.kernels.triton.found import find, part
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["row_limit"], do_not_specialize_on_alignment=["row_tiles"])  # type: ignore[untyped-decorator]
 def add(  # type: ignore[no-untyped-def]
     x,
     y,
@@ -22,8 +22,8 @@ def add(  # type: ignore[no-untyped-def]
     offsets,
     slots,
     members,
+    row_tiles,
     VALUE: tl.constexpr,
-    ROW_TILES: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -32,17 +32,17 @@ def add(  # type: ignore[no-untyped-def]
     member = tl.program_id(1)
     run = tl.program_id(2)
     begin, end = tl.load(offsets + run), tl.load(offsets + run + 1)
-    first = begin + tl.program_id(0) % ROW_TILES * BM
+    first = begin + tl.program_id(0) % row_tiles * BM
     record = find(slots, members, run, member, first, end, 3)
     out = tl.load(members + member * 3 + 1).to(tl.int32)
-    column = tl.program_id(0) // ROW_TILES * BN
+    column = tl.program_id(0) // row_tiles * BN
     if (record != 0) & (column < out) & (end - begin <= row_limit):
         bounds, columns, values = part(record, 0, tl.int32), part(record, 1, tl.int32), part(record, 2, VALUE)
         n = column + tl.arange(0, BN)
         n_ok = n < out
         start = tl.load(bounds + n, mask=n_ok, other=0)
         stop = tl.load(bounds + n + 1, mask=n_ok, other=0)
-        for tile in range(first, end, ROW_TILES * BM):
+        for tile in range(first, end, row_tiles * BM):
             row = tile + tl.arange(0, BM)
             row_ok = row < end
             x_rows = x + row.to(tl.int64) * x_stride

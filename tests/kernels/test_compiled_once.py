@@ -1,0 +1,82 @@
+"""What a batch decides is an argument of an adapter's kernel, no constant: compiled once for runs of any length."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from kernels.adapter_cases import F32, ON_GPU, drawn, make_low
+from kernels.test_sparse_rows import make_sparse
+
+from deltacompress.kernels import Segments
+from deltacompress.kernels.adapters import ScaleTable
+from deltacompress.kernels.triton import lowrank_kernel, scale_kernel, sparse_rows_kernel
+from deltacompress.kernels.triton.adapters import TritonAdapters
+
+KERNELS = [(lowrank_kernel, "shrink"), (lowrank_kernel, "expand"), (sparse_rows_kernel, "add"), (scale_kernel, "scale")]
+LENGTHS = (65, 200, 500, 1024)
+"""Rows of runs: tiles of many rows, more than one of them, so many that alignment differs."""
+SPARSE = (17, 62, 63, 64)
+"""Of sparse rows: longer runs are multiplied as matrices, and many short ones share no tiles."""
+
+
+class _Recorded:
+    """Stands in for a kernel: keeps what each launch has as constants."""
+
+    def __init__(self) -> None:
+        self.constants: list[dict[str, Any]] = []
+
+    def __getitem__(self, _: object) -> Any:
+        return lambda *_, **constants: self.constants.append(constants)
+
+
+def launch(kernels: TritonAdapters, device: str, lengths: dict[str, int], rows_beside: int) -> None:
+    """One launch of each kind, of a long run and of one that is shorter."""
+    generator = torch.Generator().manual_seed(1)
+    low, sparse = make_low(device, F32, 72, (40, 24), [8, 3]), make_sparse(device, F32, 72, (40, 24), [0.1, 0.2])
+    scales = [ScaleTable(3, out, device, F32) for out in (40, 24)]
+    for kind, length in lengths.items():
+        rows = length + rows_beside
+        x, y = (drawn(generator, rows, width).to(device) for width in (72, 64))
+        segments = Segments.build([0, length, rows], [0, 1], device)
+        if kind == "low":
+            kernels.add_low_rank(x, y, segments, low.tables)
+        elif kind == "sparse":
+            kernels.add_sparse_rows(x, y, segments, sparse.tables)
+        else:
+            kernels.scale(y, segments, scales)
+
+
+def batches() -> list[tuple[dict[str, int], int]]:
+    kinds = [{"low": one, "sparse": other, "scale": one} for one, other in zip(LENGTHS, SPARSE, strict=True)]
+    return [(one, beside) for one in kinds for beside in (3, 16)]
+
+
+def test_constants_are_the_same_for_runs_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in KERNELS:
+        monkeypatch.setattr(module, name, _Recorded())
+    kernels = TritonAdapters("cpu", "")
+    for lengths, beside in batches():
+        launch(kernels, "cpu", lengths, beside)
+    for module, name in KERNELS:
+        found = getattr(module, name).constants
+        assert len(found) == len(batches())
+        assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("place", [pytest.param("cuda", marks=ON_GPU)])
+def test_nothing_is_compiled_anew_for_other_lengths(place: str) -> None:
+    kernels = TritonAdapters(place, "")
+    launch(kernels, place, *batches()[0])
+    before = [compiled(module, name) for module, name in KERNELS]
+    assert min(before) >= 1
+    for lengths, beside in batches():
+        launch(kernels, place, lengths, beside)
+    assert [compiled(module, name) for module, name in KERNELS] == before
+
+
+def compiled(module: ModuleType, name: str) -> int:
+    """How many versions of a kernel Triton has made in this process."""
+    return sum(len(known[0]) for known in getattr(module, name).device_caches.values())
