@@ -66,6 +66,15 @@ def test_gate_exit_codes(written: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert call("gate", str(written), "default") == 3
 
 
+def test_gate_over_a_delta_needs_an_artifact(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    junit = tmp_path / "j.xml"
+    assert call("gate", str(written), "default", "--over", "d", "--junit", str(junit)) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "error: --over d: needs --artifact, which goes over it; give that too, or leave out --over\n"
+    assert not junit.exists()
+
+
 def test_gate_writes_into_nothing_that_is_read_or_finished(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from deltacompress.cli.given import early
 from deltacompress.cli.given.models import model
 from deltacompress.errors import InputError
 from deltacompress.evaluation.labels import BASE_LABEL
-from deltacompress.reporter import Reporter
+from deltacompress.reporter import SILENT, Reporter
 
 Over = Annotated[
     list[str] | None,
@@ -108,6 +108,24 @@ def beneath(
             if (found := delta_path(entry, zoo, reporter=reporter)) is not None:
                 under[name] = found
     return {name: entries[name] or source for name, source in sources.items()}, under
+
+
+def digest(artifact: str, over: str | None, zoo: str | None) -> str:
+    """What names an artifact, or an adapter with what it goes over, in a report.
+
+    Raises:
+        InputError, IntegrityError, ZooError: as beneath; it is not there, or cannot be read.
+    """
+    from deltacompress.adapters.adapter import adapter_identity, digest_in
+    from deltacompress.adapters.directory import is_adapter
+    from deltacompress.artifact.manifest import read_manifest
+
+    sources, below = beneath({artifact: artifact}, {} if over is None else {artifact: over}, zoo, None, SILENT)
+    place = early.place(sources[artifact], zoo)
+    if not is_adapter(place):
+        return read_manifest(place).digest
+    delta = below.get(artifact)
+    return adapter_identity(digest_in(place), None if delta is None else read_manifest(delta).digest)
 
 
 def over(given: Sequence[str], names: Collection[str], alone: str | None) -> dict[str, str]:

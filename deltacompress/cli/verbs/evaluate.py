@@ -16,7 +16,6 @@ from deltacompress.cli.shown.console import Console, verb
 from deltacompress.cli.zoo.options import ZooOption
 from deltacompress.devices import check_driver
 from deltacompress.errors import InputError, option
-from deltacompress.reporter import SILENT
 
 if TYPE_CHECKING:
     from deltacompress.evaluation.report.data import Report
@@ -223,9 +222,13 @@ def gate(
     from deltacompress.evaluation.report.data import REPORT, read_report
     from deltacompress.files.output import write_once
 
+    if artifact is None and over is not None:
+        told = f"needs {option('artifact')}, which goes over it"
+        way_out = f"give that too, or leave out {option('over')}"
+        raise InputError(told, where=f"{option('over')} {over}", way_out=way_out)
     check_targets(junit, summary, (report, report / REPORT, Path(policy)), force=force)
     chosen, found = Gate.load(policy), read_report(report)
-    digest = None if artifact is None else _digest(artifact, over, zoo)
+    digest = None if artifact is None else named.digest(artifact, over, zoo)
     result = chosen.check(found, manifest_digest=digest)
     if junit is not None:
         write_once(junit, junit_of(result), replace=force)
@@ -248,20 +251,6 @@ def gate(
         data, lambda: render.rows(f"gate {data['policy']}: {'passed' if result.passed else 'failed'}", shown)
     )
     result.require()
-
-
-def _digest(artifact: str, over: str | None, zoo: str | None) -> str:
-    """What names an artifact, or an adapter with what it goes over, in a report."""
-    from deltacompress.adapters.adapter import adapter_identity, digest_in
-    from deltacompress.adapters.directory import is_adapter
-    from deltacompress.artifact.manifest import read_manifest
-
-    sources, below = named.beneath({artifact: artifact}, {} if over is None else {artifact: over}, zoo, None, SILENT)
-    place = early.place(sources[artifact], zoo)
-    if not is_adapter(place):
-        return read_manifest(place).digest
-    delta = below.get(artifact)
-    return adapter_identity(digest_in(place), None if delta is None else read_manifest(delta).digest)
 
 
 def _numbers(report: Report) -> list[dict[str, object]]:
