@@ -1,4 +1,4 @@
-"""Arguments of the wrong type, told as such at the door: in one line, before any work."""
+"""Arguments of the wrong type, told as such at the door, in one line, before any work; sizes as people write them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache, wraps
 from inspect import signature
 from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
 from deltacompress.errors import InputError, option
 from deltacompress.reporter import Reporter
@@ -26,6 +26,7 @@ _WORDS = {
     "int": "a whole number",
     "bool": "True or False",
 }
+_SIZE = TypeAdapter(ByteSize)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -52,6 +53,24 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
         return function(*args, **kwargs)
 
     return wrapped
+
+
+def size_in_bytes(size: str | int, where: str, *, such_as: str, least: int = 1) -> int:
+    """Bytes of a size as people write it, "1.2GB", or of one that is a number already.
+
+    where: it is given, for the message. such_as: what is one there. least: bytes that it must be.
+
+    Raises:
+        InputError: it is none, or too little.
+    """
+    try:
+        found = int(_SIZE.validate_python(size))  # a plain one, which can be sent
+    except (ValidationError, OverflowError):  # beyond what a float holds
+        found = -1
+    if found < least:
+        told = f"is {'too little' if found > 0 else 'no size'}"
+        raise InputError(told, where=where, way_out=f"give one such as {such_as}")
+    return found
 
 
 @cache

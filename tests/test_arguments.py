@@ -11,7 +11,7 @@ import pytest
 
 from deltacompress import Gate, Recipe, compress, evaluate, load_delta, restore, verify
 from deltacompress.analysis.pair import analyze
-from deltacompress.arguments import Amount, Count, Share, Whole, checked
+from deltacompress.arguments import Amount, Count, Share, Whole, checked, size_in_bytes
 from deltacompress.errors import BackendError, InputError, for_the_command_line, option, spelled, switch
 from deltacompress.evaluation.comparison import compare
 from deltacompress.interop import dequantize, export_gptq
@@ -118,3 +118,31 @@ def test_an_option_is_spelled_as_its_reader_gives_it() -> None:
         with pytest.raises(InputError, match=r"^--seq-len: 'x'"):
             compress(*PAIR, recipe="int2-24", out="x", seq_len="x")  # type: ignore[arg-type]
     assert option("seq_len") == "seq_len"
+
+
+@pytest.mark.parametrize(
+    ("given", "least", "found"),
+    [("1.2GB", 1, 1_200_000_000), (" 1 KiB", 1, 1024), (7, 1, 7), ("0", 0, 0), ("9" * 400, 1, int("9" * 400))],
+)
+def test_sizes(given: str | int, least: int, found: int) -> None:
+    assert size_in_bytes(given, "x", such_as="1GB", least=least) == found
+    assert type(size_in_bytes(given, "x", such_as="1GB", least=least)) is int
+
+
+@pytest.mark.parametrize(
+    ("given", "least", "told"),
+    [
+        ("much", 0, "no size"),
+        ("", 0, "no size"),
+        ("nan", 0, "no size"),
+        ("-1", 0, "no size"),
+        (-1, 0, "no size"),
+        ("0", 1, "no size"),
+        ("9" * 400 + "GB", 1, "no size"),
+        ("1KB", 1001, "too little"),
+    ],
+)
+def test_what_is_no_size(given: str | int, least: int, told: str) -> None:
+    with pytest.raises(InputError) as error:
+        size_in_bytes(given, "x", such_as="1GB", least=least)
+    assert str(error.value) == f"x: is {told}; give one such as 1GB"

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
+from deltacompress.arguments import size_in_bytes
 from deltacompress.errors import InputError, option
-
-_SIZE = TypeAdapter(ByteSize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,10 @@ class Request:
             raise InputError("is no ratio above 1", where=f"{option('target_ratio')} {target_ratio}")
         if max_kl is not None and not (math.isfinite(max_kl) and max_kl > 0):
             raise InputError("is no number above 0", where=f"{option('max_kl')} {max_kl}")
-        return cls(target_ratio, None if max_size is None else _bytes(max_size), max_kl)
+        size = None
+        if max_size is not None:
+            size = size_in_bytes(max_size, f"{option('max_size')} {max_size}", such_as="1.2GB")
+        return cls(target_ratio, size, max_kl)
 
     def bytes(self, finetuned_bytes: int) -> int | None:
         """The most that the artifact may take; None where a quality is asked."""
@@ -58,13 +58,3 @@ class Request:
         if self.ratio is not None:
             return f"{self.ratio:g}x"
         return f"{self.size:,} bytes" if self.size is not None else f"KL {self.kl:g}"
-
-
-def _bytes(size: str | int) -> int:
-    try:
-        found = _SIZE.validate_python(size)
-    except ValidationError:
-        found = ByteSize(0)
-    if found <= 0:
-        raise InputError("is no size", where=f"{option('max_size')} {size}", way_out="give one such as 1.2GB")
-    return int(found)

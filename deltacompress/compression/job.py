@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ByteSize, ConfigDict, SkipValidation, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, SkipValidation
 
+from deltacompress.arguments import size_in_bytes
 from deltacompress.codecs.recipe import CalibrationSpec, Recipe
 from deltacompress.devices import device_numbers
-from deltacompress.errors import InputError, option
+from deltacompress.errors import option
 
 
 class CompressionJob(BaseModel):
@@ -33,7 +34,7 @@ class CompressionJob(BaseModel):
     lossless: str = "zstd"
     device: str = "auto"
     devices: tuple[int, ...] | None = None
-    device_memory: ByteSize | None = None
+    device_memory: int | None = None
     resume: bool = False
     force: bool = False
 
@@ -66,25 +67,18 @@ class CompressionJob(BaseModel):
         return self.recipe.calibration.overridden(samples=self.samples, seq_len=self.seq_len, seed=self.seed)
 
 
-_SIZE, _LEAST = TypeAdapter(ByteSize), 2**26  # of bytes: a number without a unit is a slip of the hand
+_LEAST = 2**26  # of bytes: a number without a unit is a slip of the hand
 
 
-def device_memory(size: str | int | None) -> ByteSize | None:
+def device_memory(size: str | int | None) -> int | None:
     """Bytes of a size such as "26GB", or of one that is a number already.
 
     Raises:
-        InputError: it is none.
+        InputError: it is none, or too little.
     """
     if size is None:
         return None
-    try:
-        found = _SIZE.validate_python(size)
-    except ValidationError:
-        found = ByteSize(0)
-    if found < _LEAST:
-        told = f"is {'too little' if found > 0 else 'no size'}"
-        raise InputError(told, where=f"{option('device_memory')} {size}", way_out="give one such as 26GB")
-    return found
+    return size_in_bytes(size, f"{option('device_memory')} {size}", such_as="26GB", least=_LEAST)
 
 
 def _source(calibration: str | Path | Sequence[str | Mapping[str, Any]] | None) -> str | tuple[Any, ...] | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deltacompress.arguments import size_in_bytes
 from deltacompress.errors import InputError, install_hint, option, switch
 from deltacompress.runtime.engine.generation_config import check_text
 from deltacompress.serving.keys import Key, read_key, read_keys
@@ -157,9 +158,7 @@ def budget_bytes(size: str | None) -> int | None:
     """
     if size is None:
         return None
-    if (found := _bytes(size)) <= 0:
-        raise InputError("is no size", where=f"{option('budget')} {size}", way_out="give one such as 20GB")
-    return found
+    return size_in_bytes(size, f"{option('budget')} {size}", such_as="20GB")
 
 
 def prefix_bytes(size: str) -> int:
@@ -168,19 +167,7 @@ def prefix_bytes(size: str) -> int:
     Raises:
         InputError: it is no size.
     """
-    if (found := _bytes(size)) < 0:
-        raise InputError("is no size", where=f"{option('prefix_cache')} {size}", way_out="give one such as 1GB, or 0")
-    return found
-
-
-def _bytes(size: str) -> int:
-    """Of a size as people write it, -1 for what is none."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(size))  # a plain one, which can be sent
-    except (ValidationError, OverflowError):
-        return -1
+    return size_in_bytes(size, f"{option('prefix_cache')} {size}", such_as="1GB, or 0", least=0)
 
 
 def check_extra() -> None:

@@ -18,7 +18,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
+from deltacompress.arguments import size_in_bytes
 from deltacompress.artifact.manifest import read_manifest
+from deltacompress.errors import InputError
 from deltacompress.files.hashing import hash_file
 from deltacompress.files.output import try_lock, wait_for_lock
 from deltacompress.files.places import MANIFEST
@@ -109,14 +111,12 @@ def _make_room(root: Path, size: int, coming: str) -> None:
 
 def _limit() -> int | None:
     """Bytes that the cache may take."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
     if not (given := os.environ.get(LIMIT)):
         return None
-    with suppress(ValidationError):
-        if (found := TypeAdapter(ByteSize).validate_python(given)) > 0:
-            return int(found)
-    raise PullError("is no size", where=f"{LIMIT}={given}", way_out="give one such as 200GB")
+    try:
+        return size_in_bytes(given, f"{LIMIT}={given}", such_as="200GB")
+    except InputError as error:
+        raise error.retold(PullError) from error
 
 
 def _cached(root: Path) -> list[Path]:
