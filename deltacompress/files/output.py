@@ -16,6 +16,9 @@ from pathlib import Path
 from deltacompress.errors import OutputError, option, switch
 from deltacompress.files.regular import read_bytes, stat_regular
 
+_TAKEN = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
+"""What a lock that another process has answers."""
+
 
 @contextmanager
 def output_errors(path: Path, other: str = "output directory") -> Iterator[None]:
@@ -111,7 +114,7 @@ def lock_directory(path: Path) -> Iterator[None]:
     """The directory `path` to this run alone, as long as the block lasts.
 
     Raises:
-        OutputError: another run has it, or it cannot be opened.
+        OutputError: another run has it, or it cannot be opened, or not locked.
     """
     lock = take_lock(path)
     try:
@@ -124,19 +127,29 @@ def take_lock(path: Path) -> int:
     """A descriptor of the directory `path`; it is locked until that is closed. Raises as lock_directory."""
     with output_errors(path):
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    if not try_lock(lock):
+    try:
+        with output_errors(path):
+            mine = try_lock(lock)
+        if not mine:
+            way_out = f"wait for it or choose another {option('out')}"
+            raise OutputError("another run is writing there", where=path, way_out=way_out)
+    except BaseException:
         os.close(lock)
-        raise OutputError(
-            "another run is writing there", where=path, way_out=f"wait for it or choose another {option('out')}"
-        )
+        raise
     return lock
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file or directory until it is closed; False: another process has it locked."""
+    """Lock an open file or directory until it is closed; False: another process has it locked.
+
+    Raises:
+        OSError: it cannot be locked: its file system has no locks, or none left.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
         return False
     return True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
 import random
@@ -29,7 +31,7 @@ from deltacompress.bench.tuning.training import Examples, Plan, batches, mean_lo
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.cli.main import main
 from deltacompress.demo.score import encode, read_task
-from deltacompress.errors import InputError, Interrupted, NumericsError
+from deltacompress.errors import InputError, Interrupted, NumericsError, OutputError
 from deltacompress.evaluation.scoring.checkpoints import load_model
 from deltacompress.models.tokenizers import load_tokenizer
 from deltacompress.reporter import SILENT
@@ -134,6 +136,16 @@ def test_what_killed_calls_left_is_removed(asked: dict[str, Any], monkeypatch: p
     with pytest.raises(Interrupted):
         tuning.run(**asked)
     assert found == []
+
+
+def test_where_nothing_can_be_locked_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for block in (unless_taken(tmp_path, "one"), alone(tmp_path)):
+        with pytest.raises(OutputError, match=r"cannot be written \(No locks available"), block:
+            pytest.fail("it is entered")
 
 
 def test_an_interrupted_call_goes_on(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

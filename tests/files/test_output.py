@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from deltacompress.errors import OutputError
 from deltacompress.files import output
-from deltacompress.files.output import write_once
+from deltacompress.files.output import take_lock, try_lock, write_once
 
 
 def test_what_is_there_is_used_again_or_kept(tmp_path: Path) -> None:
@@ -99,3 +101,36 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "link", fail)
     assert write_once(tmp_path / "x", b"x")
     assert (tmp_path / "x").read_bytes() == b"x"
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What a lock that is asked for says each time."""
+    given: list[int] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(given[0], os.strerror(given[0]))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    return given
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES])
+def test_a_lock_that_another_process_has(tmp_path: Path, answers: list[int], code: int) -> None:
+    answers.append(code)
+    assert not try_lock(0)
+    with pytest.raises(OutputError, match="another run is writing there"):
+        take_lock(tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.EBADF])
+def test_a_lock_that_nobody_can_have(tmp_path: Path, answers: list[int], code: int) -> None:
+    answers.append(code)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        try_lock(0)
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else None
+    with pytest.raises(OutputError) as error:
+        take_lock(tmp_path)
+    assert str(error.value) == f"{tmp_path}: cannot be written ({os.strerror(code)}); choose another output directory"
+    if before is not None:
+        assert len(os.listdir("/proc/self/fd")) == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -176,3 +178,23 @@ def test_sizes_have_units(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
         artifact_path("t/sign-24")
     monkeypatch.setenv("DELTACOMPRESS_CACHE_BYTES", "1GiB")
     pulled("sign-24")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_where_nothing_can_be_locked_nobody_is_said_to_be_at_it(
+    zoo: Zoo, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """waits: for the entry's own lock; the other is asked for by whoever would remove what it is of."""
+    first = pulled("int2-24")
+    monkeypatch.setenv("DELTACOMPRESS_CACHE_BYTES", str(size("int4-24")))
+    real = fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        if operation == (fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB):
+            raise OSError(errno.ENOLCK, "No locks available")
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(PullError, match=r"\.lock: No locks available; check the disk and run it again"):
+        artifact_path("t/int4-24")
+    assert first.exists()

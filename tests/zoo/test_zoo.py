@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Callable
@@ -210,6 +212,18 @@ def test_two_pulls_to_one_place(zoo: Zoo, artifact: Path, tmp_path: Path) -> Non
     assert files_of(zoo.pull("team/bot", tmp_path / "out", reporter=At(second))) == files_of(artifact)
     assert len(told) == 1
     assert "another pull works there" in told[0]
+
+
+def test_a_pull_where_nothing_can_be_locked(
+    zoo: Zoo, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    zoo.add(artifact, "team/bot")
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(PullError, match=r"out\.partial: No locks available"):
+        zoo.pull("team/bot", tmp_path / "out")
 
 
 def test_a_target_that_somebody_makes_meanwhile_is_left_alone(zoo: Zoo, artifact: Path, tmp_path: Path) -> None:

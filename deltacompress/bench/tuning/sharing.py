@@ -88,9 +88,10 @@ def _locked(file: Path, *, wait: bool) -> Iterator[bool]:
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        if wait:
-            with output_errors(file.parent):  # of file systems that lock nothing
+        with output_errors(file.parent):  # of file systems that lock nothing
+            if wait:
                 wait_for_lock(descriptor)
-        yield wait or try_lock(descriptor)
+            mine = wait or try_lock(descriptor)
+        yield mine
     finally:
         os.close(descriptor)

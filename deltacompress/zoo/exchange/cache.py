@@ -143,15 +143,22 @@ def _size(directory: Path) -> int:
 
 
 def _is_free(directory: Path, locks: ExitStack) -> bool:
-    """Whether nobody holds it or works on it; if so, nobody will as long as `locks` last."""
+    """Whether nobody holds it or works on it; if so, nobody will as long as `locks` last.
+
+    Raises:
+        PullError: it cannot be locked.
+    """
     for path, flags in ((_lock_of(directory), os.O_RDWR | os.O_CREAT), (directory, os.O_RDONLY | os.O_DIRECTORY)):
         try:
             descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError:
             return False
         locks.callback(os.close, descriptor)
-        if not try_lock(descriptor):
-            return False
+        try:
+            if not try_lock(descriptor):
+                return False
+        except OSError as error:
+            raise because(PullError, path, error) from error
     return True
 
 
@@ -203,13 +210,20 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Wait for whoever else works on this entry; the descriptor."""
+    """Wait for whoever else works on this entry; the descriptor.
+
+    Raises:
+        PullError: the lock cannot be made or taken.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise because(PullError, path, error) from error
     try:
-        wait_for_lock(fd)
+        try:
+            wait_for_lock(fd)
+        except OSError as error:
+            raise because(PullError, path, error) from error
         yield fd
     finally:
         os.close(fd)

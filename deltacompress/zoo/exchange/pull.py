@@ -210,7 +210,9 @@ def _locked(work: Path, expected: set[str]) -> Iterator[None]:
                 ) from None
         lock = again(osfs.open_, str(work), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        if not try_lock(lock):
+        with _told(work):
+            mine = try_lock(lock)
+        if not mine:
             raise PullError("another pull works there", where=work, way_out="wait for it or choose another directory")
         yield
     finally:
