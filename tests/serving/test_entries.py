@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from zoo.samples import make_artifact
 
 from deltacompress.serving.messages import Origin
 from deltacompress.serving.worker.entries import Entries
+from deltacompress.zoo import Zoo
 from deltacompress.zoo.exchange import cache, resolve
 
 
@@ -15,6 +17,7 @@ from deltacompress.zoo.exchange import cache, resolve
 def left(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of directories that were let go of, in a zoo in which what ends in `over` goes over a delta."""
     found: list[str] = []
+    monkeypatch.setattr(resolve, "open_zoo", lambda zoo: zoo)
     monkeypatch.setattr(cache, "let_go", lambda path: found.append(path.name))
     monkeypatch.setattr(resolve, "entry_path", lambda entry, zoo, *, base: Path("/cache") / entry)
     monkeypatch.setattr(
@@ -55,3 +58,54 @@ def test_what_fails_to_load_takes_nothing(left: list[str]) -> None:
     assert left == ["two-over", "below"]
     entries.gone("a")
     assert left == ["two-over", "below", "one"]
+
+
+@pytest.fixture
+def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Zoo:
+    monkeypatch.setenv("DELTACOMPRESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("DELTACOMPRESS_ZOO", raising=False)
+    made = Zoo.init(tmp_path / "zoo")
+    made.add_artifact(make_artifact(tmp_path / "source", seed=1), "team/bot")
+    return made
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Each opening of a zoo."""
+    found: list[object] = []
+    real = Zoo.open
+    monkeypatch.setattr(Zoo, "open", lambda location: found.append(location) or real(location))
+    return found
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_load_opens_the_zoo_once(zoo: Zoo, tmp_path: Path, opened: list[object], fails: bool) -> None:
+    """And each load anew: where a zoo is may be a link that somebody moves."""
+    entries = Entries(zoo.where, str(tmp_path))
+    for count in (1, 2):
+        assert entries.meant("team/bot") == "team/bot@1"
+        assert Path(entries.directory("team/bot@1")).is_dir()
+        assert entries.origin("team/bot@1") == Origin("team/bot", 1, {})
+        assert entries.beneath("team/bot@1") is None
+        assert opened == [zoo.where] * count
+        if fails:
+            entries.failed()
+        else:
+            entries.loaded(f"bot-{count}", None)
+    for count in (1, 2):
+        entries.gone(f"bot-{count}")
+    assert tmp_path not in [parent for one in cache._held for parent in one.parents]
+
+
+def test_what_is_a_path_opens_no_zoo(zoo: Zoo, tmp_path: Path, opened: list[object]) -> None:
+    assert Entries(zoo.where, str(tmp_path)).meant("/no/such/place") is None
+    assert Entries(zoo.where, str(tmp_path)).meant(str(tmp_path)) is None
+    assert Entries(None, str(tmp_path)).meant("team/bot") is None
+    assert opened == []
+
+
+def test_a_zoo_that_is_open_is_not_opened_again(zoo: Zoo, tmp_path: Path, opened: list[object]) -> None:
+    entries = Entries(zoo, str(tmp_path))
+    assert entries.meant("team/bot") == "team/bot@1"
+    assert entries.origin("team/bot@1").version == 1
+    assert opened == []

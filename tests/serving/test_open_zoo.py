@@ -220,6 +220,16 @@ def test_the_zoo_is_not_asked_each_time_what_a_name_means(zoo: Zoo, monkeypatch:
         assert names(live)[3:] == ["team/bot@1", "team/bot@2"]
 
 
+def test_what_a_name_would_load_is_read_from_the_zoo_that_is_open(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    real = Zoo.open
+    with served(zoo=zoo.where, opens_zoo=True) as live:
+        monkeypatch.setattr(Zoo, "open", lambda location: opened.append(location) or real(location))
+        for model in ("team/n4", "team/n5", "team/n4@1"):
+            assert live.http.get(f"/v1/models/{model}").status_code == 200
+    assert opened == [zoo.where]
+
+
 def test_a_tag_that_moved_is_followed_soon(zoo: Zoo) -> None:
     with served(zoo=zoo.where, opens_zoo=True, limits=Limits(name_s=0.2, opened=2)) as live:
         assert ask(live, "team/bot@prod") == (200, "ab")

@@ -105,7 +105,7 @@ class Opener:
     def _origin(self, name: str) -> Origin:
         assert self._zoo is not None
         need_kind(*self._zoo.show(name), "delta", "adapter")
-        return Entries(self._settings.zoo, str(self._settings.base)).origin(name)
+        return Entries(self._zoo, str(self._settings.base)).origin(name)
 
     async def _open(self, model: str) -> tuple[str, _Opened]:
         """The variant of an entry, loaded, and used from here on."""

@@ -17,12 +17,14 @@ from deltacompress.zoo.zoo import Zoo
 ENVIRONMENT = "DELTACOMPRESS_ZOO"
 
 
-def open_zoo(zoo: str | os.PathLike[str] | None = None) -> Zoo:
-    """The zoo at a path or URL, or the one that DELTACOMPRESS_ZOO names.
+def open_zoo(zoo: str | os.PathLike[str] | Zoo | None = None) -> Zoo:
+    """The zoo at a path or URL, or the one that DELTACOMPRESS_ZOO names; one that is open as it is.
 
     Raises:
         NotAZooError: neither is given, or there is no zoo.
     """
+    if isinstance(zoo, Zoo):
+        return zoo
     location = zoo if zoo is not None else os.environ.get(ENVIRONMENT)
     if not location:
         raise NotAZooError(f"which zoo? give --zoo PATH, or set {ENVIRONMENT}")
@@ -63,15 +65,20 @@ def entry_of(spec: str | os.PathLike[str], zoo: str | os.PathLike[str] | None = 
     Raises:
         ZooError: the zoo does not have the entry.
     """
-    name = _name(spec)
-    if Path(spec).is_dir() or name is None or not (zoo or os.environ.get(ENVIRONMENT)):
+    name = name_of(spec, zoo)
+    return None if name is None else str(open_zoo(zoo).resolve(name))
+
+
+def name_of(spec: str | os.PathLike[str], zoo: str | os.PathLike[str] | Zoo | None = None) -> str | None:
+    """The name that `spec` is, whether the zoo has it or not; None: it is a path, as artifact_path takes it."""
+    if Path(spec).is_dir() or not (zoo or os.environ.get(ENVIRONMENT)):
         return None
-    return str(open_zoo(zoo).resolve(name))
+    return _name(spec)
 
 
 def entry_path(
     entry: str,
-    zoo: str | os.PathLike[str] | None = None,
+    zoo: str | os.PathLike[str] | Zoo | None = None,
     *,
     base: str | os.PathLike[str] | None = None,
     reporter: Reporter = SILENT,
@@ -84,7 +91,7 @@ def entry_path(
 
 
 def delta_path(
-    entry: str | None, zoo: str | os.PathLike[str] | None = None, *, reporter: Reporter = SILENT
+    entry: str | None, zoo: str | os.PathLike[str] | Zoo | None = None, *, reporter: Reporter = SILENT
 ) -> Path | None:
     """The directory of the delta that the adapter `entry` goes over, pulled; None: it goes over its base, or is none.
 
