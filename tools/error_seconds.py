@@ -72,6 +72,8 @@ def cases(model: str, zoo: str) -> dict[str, list[str]]:
         "serve: no size": ["serve", model, "--budget", "much"],
         "serve: a drain without an end": ["serve", model, "--drain", "inf"],
         "serve: no size of the cache": ["serve", model, "--prefix-cache", "much"],
+        "serve: no size of swap space": ["serve", model, "--swap-space", "much"],
+        "serve: swap space of several devices": ["serve", model, "--swap-space", "8GB", "--tp", "2"],
         "serve: no zoo to open": ["serve", model, "--open-zoo"],
         "serve: no such zoo": ["serve", model, "--open-zoo", "--zoo", NOWHERE],
         "serve: no such zoo, from which nothing is loaded yet": ["serve", model, "--zoo", NOWHERE],

@@ -20,7 +20,7 @@ from deltacompress.serving.settings import Settings
 
 _AS_THEY_ARE = (
     "variants", "zoo", "device", "dtype", "backend", "budget_bytes", "max_batch", "max_queue", "step_tokens",
-    "prefix_bytes", "tp",
+    "prefix_bytes", "swap_bytes", "tp",
 )  # fmt: skip
 """Settings that the engine's process is told."""
 _TICKS = 20

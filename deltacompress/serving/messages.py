@@ -214,6 +214,8 @@ class State(_Message, frozen=True):
     known_tokens: int = 0
     kv_tokens: int = 0
     kv_room: int = 0
+    preempted: int = 0
+    swapped: int = 0
 
 
 class Beat(_Message, frozen=True):
@@ -253,10 +255,7 @@ Report = Ready | Fatal | Accepted | Refused | Batch | State | Beat | Done | Fail
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What the engine's process is told on its standard input: sockets, base, variants, and how to run them.
-
-    entries: of the variants that are such, the version of the entry that each is.
-    """
+    """What the engine's process is told on its standard input; entries: of variants that are such, their versions."""
 
     orders: str
     reports: str
@@ -271,6 +270,7 @@ class Start(msgspec.Struct, frozen=True):
     max_queue: int
     step_tokens: int
     prefix_bytes: int
+    swap_bytes: int = 0
     profile: str | None = None
     entries: dict[str, str] = {}
     tp: int = 1

@@ -110,6 +110,8 @@ class _OfState:
         for name, text, value in (
             ("prompt_tokens", "Tokens of prompts that calls began with.", state.prompt_tokens),
             ("known_prompt_tokens", "Those that earlier prompts had computed.", state.known_tokens),
+            ("preemptions", "Times that a call gave way and stood in line again.", state.preempted),
+            ("swapped", "Those of them whose keys and values went to the host.", state.swapped),
             ("variant_hits", "Calls that found their variant on the device.", state.hits),
             ("variant_misses", "Calls whose variant had to come first.", state.misses),
             ("variant_loads", "Times that a variant came to the device.", state.loads),

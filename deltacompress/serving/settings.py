@@ -73,6 +73,7 @@ class Settings:
     max_queue: int = 1024
     step_tokens: int = 512
     prefix_bytes: int = 1 << 30
+    swap_bytes: int = 0
     profile: Path | None = None
     drain_s: float = 30.0
     key_rate: int | None = None
@@ -107,6 +108,9 @@ class Settings:
         for name in ("max_batch", "max_queue", "step_tokens", "key_rate", "model_rate"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise InputError("at least 1", where=f"{option(name)} {number}")
+        if self.swap_bytes and self.tp > 1:
+            way_out = f"leave out one of it and {option('tp')}"
+            raise InputError("is for one device", where=option("swap_space"), way_out=way_out)
         if self.key_rate is not None and not self.api_keys:
             raise InputError("needs keys", where=option("key_rate"), way_out=f"give {option('api_key_file')}")
         if not self.api_keys and not is_loopback(self.host):
@@ -168,6 +172,15 @@ def prefix_bytes(size: str) -> int:
         InputError: it is no size.
     """
     return size_in_bytes(size, f"{option('prefix_cache')} {size}", such_as="1GB, or 0", least=0)
+
+
+def swap_bytes(size: str) -> int:
+    """Bytes of a size such as "8GB", or of none.
+
+    Raises:
+        InputError: it is no size.
+    """
+    return size_in_bytes(size, f"{option('swap_space')} {size}", such_as="8GB, or 0", least=0)
 
 
 def check_extra() -> None:

@@ -137,6 +137,8 @@ def test_what_is_wrong_is_told_without_torch(wrong: dict[str, tuple[int, str, li
         ("serve: no size", "--budget much: is no size; give one such as 20GB"),
         ("serve: a drain without an end", "--drain inf: give seconds"),
         ("serve: no size of the cache", "--prefix-cache much: is no size; give one such as 1GB, or 0"),
+        ("serve: no size of swap space", "--swap-space much: is no size; give one such as 8GB, or 0"),
+        ("serve: swap space of several devices", "--swap-space: is for one device; leave out one of it and --tp"),
         ("serve: no zoo to open", "--open-zoo: needs a zoo; give --zoo"),
         ("serve: no such zoo", "/no/such/place: "),
         ("serve: no such zoo, from which nothing is loaded yet", "/no/such/place: no such directory; make a zoo there"),

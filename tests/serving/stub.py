@@ -83,7 +83,14 @@ class StubEngine:
     def counts(self) -> Any:
         queued, running = len(self._queue), len(self._running)
         return SimpleNamespace(
-            queued=queued, running=running, prompt_tokens=70, known_tokens=30, kv_tokens=48, kv_room=1024
+            queued=queued,
+            running=running,
+            prompt_tokens=70,
+            known_tokens=30,
+            kv_tokens=48,
+            kv_room=1024,
+            preempted=5,
+            swapped=4,
         )
 
     def submit(self, call: Call) -> int:

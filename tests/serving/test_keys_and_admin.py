@@ -14,7 +14,7 @@ from serving.harness import ADMIN_KEY, API_KEY, Live, eventually, served
 from deltacompress.errors import InputError
 from deltacompress.serving.keys import Key, owner, read_key, read_keys
 from deltacompress.serving.rates import Rates
-from deltacompress.serving.settings import Settings, budget_bytes, named, prefix_bytes
+from deltacompress.serving.settings import Settings, budget_bytes, named, prefix_bytes, swap_bytes
 
 BODY = {"model": "bot", "prompt": "a secret of mine", "max_tokens": 2}
 OPEN = ("/health", "/ready", "/version")
@@ -297,6 +297,9 @@ def test_names_and_sizes() -> None:
             budget_bytes(one)
     assert (prefix_bytes("0"), prefix_bytes("1GiB")) == (0, 2**30)
     assert type(prefix_bytes("1GB")) is int
+    assert (swap_bytes("0"), swap_bytes("8GB")) == (0, 8 * 10**9)
     for one in ("", "many", "-1", "nan"):
         with pytest.raises(InputError, match="prefix_cache"):
             prefix_bytes(one)
+        with pytest.raises(InputError, match="swap_space"):
+            swap_bytes(one)

@@ -56,7 +56,7 @@ class Started:
         key.write_text("admins-own")
         key.chmod(0o600)
         argv += ["--device", "cpu", "--max-batch", "8", "--budget", "1GB", "--admin-key-file", str(key)]
-        argv += ["--step-tokens", "64", "--prefix-cache", "10MB"]
+        argv += ["--step-tokens", "64", "--prefix-cache", "10MB", "--swap-space", "20MB"]
         with log.open("wb") as told:
             env = {**os.environ, "DELTACOMPRESS_CACHE": str(log.with_name("cache"))}
             self.popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=told, text=True, env=env)
@@ -279,7 +279,7 @@ def test_the_engine_is_made_as_it_is_told(
     monkeypatch.setattr("deltacompress.devices.free_bytes", lambda _: 20 * 10**9)
     start = Start(
         orders="o", reports="r", base="b", variants=(), zoo=None, device=device, dtype="float16", backend="triton",
-        budget_bytes=given, max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9, tp=2,
+        budget_bytes=given, max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9, swap_bytes=10, tp=2,
     )  # fmt: skip
     served = build(start, print)
     notes = [*served.models.notes]
@@ -297,7 +297,7 @@ def test_the_engine_is_made_as_it_is_told(
         "budget_bytes": given,
         "cuda_graphs": device == "cuda",
         "tp": 2,
-        "limits": EngineLimits(max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9),
+        "limits": EngineLimits(max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9, swap_bytes=10),
         "emit": print,
     }
     assert (served.engine, served.full, engine.warm.call_count) == (engine, QueueFullError, 2)

@@ -165,6 +165,7 @@ def test_the_metrics_count_what_the_client_counts() -> None:
         assert told["deltacompress_prompt_tokens_total",] == 70  # as the engine says
         assert [value for key, value in told.items() if key[0] == "deltacompress_kv_tokens"] == [48, 1024]
         assert told["deltacompress_known_prompt_tokens_total",] == 30
+        assert (told["deltacompress_preemptions_total",], told["deltacompress_swapped_total",]) == (5, 4)
         assert told["deltacompress_variants", "device"] == 2
         assert told["deltacompress_variants", "disk"] == 0
         assert told["deltacompress_variant_bytes", "device"] == 200

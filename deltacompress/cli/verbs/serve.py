@@ -58,6 +58,9 @@ ProfileIn = Annotated[
 PrefixCache = Annotated[
     str, typer.Option(metavar="SIZE", help="Device memory for prompts that others may begin with; 0: none.")
 ]
+SwapSpace = Annotated[
+    str, typer.Option(metavar="SIZE", help="Host memory for keys and values of requests that give way; 0: none.")
+]
 KeyRate = Annotated[int | None, typer.Option(help="Answers a minute for each key; more are told 429.")]
 ModelRate = Annotated[int | None, typer.Option(help="Answers a minute of each model; more are told 429.")]
 Drain = Annotated[float, typer.Option(help="Seconds that running requests have after a SIGTERM.")]
@@ -88,6 +91,7 @@ def serve(
     step_tokens: StepTokens = None,
     profile: ProfileIn = None,
     prefix_cache: PrefixCache = "1GiB",
+    swap_space: SwapSpace = "0",
     key_rate: KeyRate = None,
     model_rate: ModelRate = None,
     drain: Drain = 30.0,
@@ -150,6 +154,7 @@ def _settings(options: dict[str, Any]) -> Settings:
         api_keys=given.keys_of("api_key_file", options["api_key_file"]),
         admin_key=given.key_of("admin_key_file", options["admin_key_file"]),
         prefix_bytes=given.prefix_bytes(options["prefix_cache"]),
+        swap_bytes=given.swap_bytes(options["swap_space"]),
         drain_s=options["drain"],
         **_tuned(
             options["profile"],

@@ -15,7 +15,7 @@ from threading import RLock
 import torch
 from torch import Tensor
 
-from deltacompress.errors import BackendError, DeltaCompressError
+from deltacompress.errors import BackendError, DeltaCompressError, InputError
 from deltacompress.runtime.batch import BASE
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine.generation_config import Finish
@@ -24,10 +24,12 @@ from deltacompress.runtime.engine.requests import Listener, Picked, Request
 from deltacompress.runtime.engine.sampling.choose import choose
 from deltacompress.runtime.engine.steps.decoder import Decoder
 from deltacompress.runtime.engine.steps.graphs import Graphs
+from deltacompress.runtime.engine.steps.pace import Pace
 from deltacompress.runtime.engine.steps.pages import PAGE, SCRATCH, Pages
 from deltacompress.runtime.engine.steps.pieces import WARM_WIDTH, Piece, Pieces
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.engine.steps.prompts import Prompts
+from deltacompress.runtime.engine.steps.swap import Swap
 from deltacompress.runtime.engine.turns import Turns
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.parallel.others import ALONE
@@ -57,13 +59,20 @@ class Scheduler:
         step_tokens: int = PROMPT_TOKENS,
         rules: Rules = OFFLINE,
         prefix_bytes: int = 0,
+        swap_bytes: int = 0,
         kv_tokens: int | None = None,
         expected_tokens: int = EXPECTED,
         cuda_graphs: bool = False,
     ) -> None:
         """step_tokens: of prompts, that a step computes; max_batch: requests that run at once; rules: who gives
-        way to whom; prefix_bytes: see Prefixes; kv_tokens: see Pages; expected_tokens: of a request.
+        way to whom; prefix_bytes: see Prefixes; swap_bytes: see Swap; kv_tokens: see Pages; expected_tokens: of a
+        request.
+
+        Raises:
+            InputError: swap space, and the model lies on several devices.
         """
+        if swap_bytes and model.others is not ALONE:
+            raise InputError("has no use where a model lies on several devices", where="swap_bytes", way_out="give 0")
         self.max_batch, self._step_tokens = max_batch, step_tokens
         self._listener, self._variants = listener, variants
         self.pages = Pages(expected=max_batch * expected_tokens // PAGE, most_tokens=kv_tokens)
@@ -71,7 +80,8 @@ class Scheduler:
         self.pages.coming = lambda: variants.residents.coming_bytes if model.others is ALONE else None
         self._others = model.others
         self.pages.cleared = self._others.forget
-        self._turns = Turns(variants, self.pages, rules, step_tokens)
+        self.swap, self._pace = Swap(self.pages, swap_bytes, model.device), Pace(step_tokens)
+        self._turns = Turns(variants, self.pages, self.swap, self._pace, rules)
         self.prefixes = Prefixes(self.pages, prefix_bytes)
         self.graphs = Graphs(model, self.pages) if cuda_graphs else None
         self._model, self._pieces = model, Pieces(model, self.pages, self.graphs)
@@ -101,6 +111,7 @@ class Scheduler:
         try:
             self._pieces.forward(Piece([BASE], [[0]], 0, [[SCRATCH]], [range(1)]))  # the pages' memory comes with it
             self.pages.take_expected()
+            self.swap.prepare()
             self.decoder.fit(self.max_batch + 1, min(self.pages.needed(tokens), WARM_WIDTH))
             self.graphs.at_once = True
             for slot in (BASE, *(one.slot for one in held)):
@@ -145,6 +156,11 @@ class Scheduler:
         return self._turns.counts
 
     @property
+    def preempted(self) -> tuple[int, int]:
+        """Times that a request gave way, and those of which what was computed went to the host; any thread may ask."""
+        return self._turns.gave_way, self.swap.count
+
+    @property
     def busy(self) -> bool:
         """Whether any request is not done, or its end not told."""
         return self._turns.busy
@@ -183,6 +199,7 @@ class Scheduler:
         self._prompts.clear()
         self.prefixes.clear()
         self.decoder.clear()
+        self.swap.forget_pages()
         for request in self._turns.running:  # also those that are in neither, between prompts and rows
             request.pages = []
         self.pages.clear()
@@ -196,14 +213,19 @@ class Scheduler:
 
         What the host does for tokens that it has, texts above all, it does while the device computes the next ones.
         """
+        self._pace.begins(time.monotonic())
         self._collect()
         self._turns.settle()
         self._let_go()
-        self._prompts.add(self._turns.take(self.max_batch, self._prompts.requests, self._give_way))
+        self.swap.prepare()
+        started = self._turns.take(self.max_batch, self._prompts.requests, self._give_way)
+        self._prompts.add([request for request in started if not self.swap.bring(request)])
         if self._prompts.requests:
             self._tell()  # before the device is busy with them
             self._prompts.drop(())  # one that gave way before its text was told, which ended it
-        through, joining = self._prompts.step(alone=not self.decoder.rows)
+        through, joining, tokens = self._prompts.step(alone=not self.decoder.rows)
+        self._pace.computes(tokens)
+        through += self.swap.came(wait=not (through or joining or self.decoder.rows or self._prompts.requests))
         if through or joining or any(request.finished is not None for request in self.decoder.rows):
             self.decoder.arrange(through, joining=joining)
         self._turns.settle()
@@ -215,6 +237,7 @@ class Scheduler:
         if not self._turns.running:
             self._logits = None  # of rows that their texts ended
             self.decoder.arrange([])
+            self._pace.pauses()
             if not ended:
                 time.sleep(WAIT_S)  # for a slot that a variant has which is being loaded
         return ended
@@ -225,9 +248,16 @@ class Scheduler:
         if any(request.finished is not None for request in self.decoder.rows):
             self.decoder.arrange([])
 
-    def _give_way(self, requests: Collection[Request]) -> None:
-        """Take requests out of the batch; what they have is computed again when their turn comes."""
-        gone = set(requests)
+    def _give_way(self, requests: Collection[Request], swapped: Collection[Request]) -> None:
+        """Take requests out of the batch; what they have is computed again when their turn comes.
+
+        swapped: those of which it goes to the host, where it was all computed and there is room.
+        """
+        gone, rows = set(requests), set(self.decoder.rows)
+        for request in requests:
+            self.swap.recall(request)
+            if request in swapped and request in rows:
+                self.swap.out(request)
         self._prompts.drop(gone)
         if any(request in gone for request in self.decoder.rows):
             self.decoder.arrange([], without=gone)

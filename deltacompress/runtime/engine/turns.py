@@ -15,11 +15,15 @@ from deltacompress.errors import BackendError, DeltaCompressError, InputError, I
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine.generation_config import Finish
 from deltacompress.runtime.engine.policy.desk import Desk
-from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules
+from deltacompress.runtime.engine.policy.state import Limits, Plan, Resident, Rules
 from deltacompress.runtime.engine.policy.ticket import Ticket
 from deltacompress.runtime.engine.requests import Request
+from deltacompress.runtime.engine.steps.pace import Pace
 from deltacompress.runtime.engine.steps.pages import Pages, no_memory
+from deltacompress.runtime.engine.steps.swap import Swap
 
+GiveWay = Callable[[Collection[Request], Collection[Request]], None]
+"""Takes requests out of their rows: of some of them, the second ones, what was computed is to go to the host."""
 OWN_END = ("eos", "stop", "length", "context")
 """What tells how long the answers of a variant are."""
 
@@ -27,13 +31,12 @@ OWN_END = ("eos", "stop", "length", "context")
 class Turns:
     """Requests from their submission to their end; those that run hold their variant."""
 
-    def __init__(self, variants: VariantCache, pages: Pages, rules: Rules, step_tokens: int) -> None:
-        self._variants, self._pages, self._rules = variants, pages, rules
-        # in steps and pages: these never move to the host, so a request that gives way is computed again
-        self._costs = Costs(step_s=1.0, swap_s=float("inf"), recompute_s=pages.size / step_tokens)
+    def __init__(self, variants: VariantCache, pages: Pages, swap: Swap, pace: Pace, rules: Rules) -> None:
+        self._variants, self._pages, self._swap, self._pace, self._rules = variants, pages, swap, pace, rules
         self._desk = Desk()
         self._requests: dict[str, Request] = {}
         self._over: list[Request] = []  # that have ended, and of which nobody was told
+        self.gave_way = 0  # times that a request did
         self.ran = 0  # in the last step, those that ended or gave way in it included
 
     @property
@@ -101,15 +104,12 @@ class Turns:
         left, self._over = [*left, *self._over], []
         return left
 
-    def take(
-        self, rows: int, computing: Collection[Request], give_way: Callable[[list[Request]], None]
-    ) -> list[Request]:
+    def take(self, rows: int, computing: Collection[Request], give_way: GiveWay) -> list[Request]:
         """Who starts, with their variants held; others were asked to give way, and variants brought and evicted.
 
-        rows: requests that may run at once; computing: whose prompt is not through; give_way: takes requests out of
-        their rows. Waits for a variant if nothing runs and nobody can start. Failures are told by `ended`. There are
-        pages for all that the coming step takes: where there is no memory for these, the last in line give way, and
-        one fails that finds none even alone.
+        rows: requests that may run at once; computing: whose prompt is not through. Waits for a variant if nothing runs
+        and nobody can start. Failures are told by `ended`. There are pages for all that the coming step takes: where
+        there is no memory for these, the last in line give way, and one fails that finds none even alone.
         """
         started: list[Request] = []
         self.ran = len(self._desk.running)
@@ -122,7 +122,7 @@ class Turns:
             except BackendError as error:
                 is_short = True  # the pages know how much there is from now on, and so does the policy
                 if len(self._desk.running) == 1:
-                    give_way(self.running)
+                    give_way(self.running, ())
                     self._fail(self.running, error)
                     started.clear()
             else:
@@ -133,7 +133,7 @@ class Turns:
         rows: int,
         computing: Collection[Request],
         started: list[Request],
-        give_way: Callable[[list[Request]], None],
+        give_way: GiveWay,
     ) -> bool:
         """One plan, carried out; whether another one may do more at once. started: who did, and still runs."""
         self._arrive()
@@ -152,7 +152,8 @@ class Turns:
             request.fail(self._variants.no_room(request.variant))
             self._over.append(request)
         if preempted or outgrown:
-            give_way([*preempted, *outgrown])  # which may find no memory: all else is as the plan has it
+            swapped = [self._requests[one.ticket.id] for one in plan.preempt if one.how == "swap"]
+            give_way([*preempted, *outgrown], swapped)  # which may find no memory: all else is as the plan has it
         for variant in plan.evict:
             self._variants.evict(variant)
         came = [self._bring(variant) for variant in plan.bring]
@@ -176,7 +177,8 @@ class Turns:
             headroom=min(rows, len(self._desk.running) + len(self._desk.line)),  # a page for each
             alone=self._pages.most,
         )
-        return self._desk.plan(list(self._residents()), _Bytes(self._variants), limits, self._costs, self._rules)
+        costs, host = self._pace.costs(self._pages.size, self._swap.page_s), self._swap.room
+        return self._desk.plan(list(self._residents()), _Bytes(self._variants), limits, costs, self._rules, host)
 
     def _to_go_on(self, request: Request, computing: Collection[Request]) -> int:
         """Pages that one that runs holds after the coming step, or once its prompt is through."""
@@ -262,6 +264,7 @@ class Turns:
     def _gone(self, request: Request) -> None:
         name = str(request.index)
         self._release(request)
+        self._swap.drop(request)
         request.stand_no_more(time.monotonic())
         if self._requests.pop(name, None) is not None:
             if (ticket := self._desk.running.get(name)) is not None:
@@ -272,6 +275,7 @@ class Turns:
         """It gave its row, and stands in line again."""
         self._release(request)
         request.gave_way += 1
+        self.gave_way += 1
         request.stand(time.monotonic())
 
     def _release(self, request: Request) -> None:

@@ -15,7 +15,7 @@ import zmq
 from deltacompress.errors import DeltaCompressError, InputError, PromptTooLongError, failure
 from deltacompress.models.chat.places import TemplateBusyError
 from deltacompress.runtime.engine.live.call import Call
-from deltacompress.runtime.engine.live.events import Event
+from deltacompress.runtime.engine.live.events import Counts, Event
 from deltacompress.serving.channel import ORDERS, Teller, open_socket
 from deltacompress.serving.messages import (
     Accepted,
@@ -47,34 +47,6 @@ _WAITS = 0.2
 """Seconds that an idle engine waits before it looks whether it is to stop."""
 
 
-class CountsLike(Protocol):
-    """What waits and what runs, and tokens of prompts."""
-
-    @property
-    def queued(self) -> int:
-        """Calls that wait."""
-
-    @property
-    def running(self) -> int:
-        """Calls that run."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of prompts so far."""
-
-    @property
-    def known_tokens(self) -> int:
-        """Those that were known from others' prompts."""
-
-    @property
-    def kv_tokens(self) -> int:
-        """That held pages have room for."""
-
-    @property
-    def kv_room(self) -> int:
-        """That all pages have room for."""
-
-
 class EngineLike(Protocol):
     """What is asked of an engine; runtime/engine/live has it."""
 
@@ -91,7 +63,7 @@ class EngineLike(Protocol):
         """Until there may be something to do."""
 
     @property
-    def counts(self) -> CountsLike:
+    def counts(self) -> Counts:
         """What waits and what runs."""
 
     def close(self) -> None:
@@ -294,4 +266,6 @@ class Worker:
             known_tokens=counts.known_tokens,
             kv_tokens=counts.kv_tokens,
             kv_room=counts.kv_room,
+            preempted=counts.preempted,
+            swapped=counts.swapped,
         )

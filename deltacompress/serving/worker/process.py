@@ -93,7 +93,7 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
     if start.budget_bytes is None:
         _limit_variants(runtime)
     runtime.notes.insert(0, runtime.describe())
-    limits = EngineLimits(start.max_batch, start.max_queue, start.step_tokens, start.prefix_bytes)
+    limits = EngineLimits(start.max_batch, start.max_queue, start.step_tokens, start.prefix_bytes, start.swap_bytes)
     engine = runtime.engine(emit, limits)
 
     def context(variant: str | None) -> int | None:

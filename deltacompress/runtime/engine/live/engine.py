@@ -37,7 +37,8 @@ EXPECTED = 4096
 class EngineLimits:
     """max_batch: calls that run at once; max_queue: that wait; step_tokens: of prompts, that one step computes.
 
-    prefix_bytes: device memory for prompts that others may begin with, 0 for none. kv_tokens: that there are keys and
+    prefix_bytes: device memory for prompts that others may begin with, 0 for none. swap_bytes: host memory for keys and
+    values of calls that give way, where that is faster than to compute them again. kv_tokens: that there are keys and
     values of at once; None: as many as the device has memory for.
     """
 
@@ -45,14 +46,16 @@ class EngineLimits:
     max_queue: int = 1024
     step_tokens: int = 512
     prefix_bytes: int = 1 << 30
+    swap_bytes: int = 0
     kv_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_queue", "step_tokens", "kv_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InputError("at least 1", where=f"{name} {value}")
-        if self.prefix_bytes < 0:
-            raise InputError("give bytes, 0 for none", where=f"prefix_bytes {self.prefix_bytes}")
+        for name in ("prefix_bytes", "swap_bytes"):
+            if (value := getattr(self, name)) < 0:
+                raise InputError("give bytes, 0 for none", where=f"{name} {value}")
 
     @property
     def of_scheduler(self) -> dict[str, Any]:
@@ -61,6 +64,7 @@ class EngineLimits:
             "max_batch": self.max_batch,
             "step_tokens": self.step_tokens,
             "prefix_bytes": self.prefix_bytes,
+            "swap_bytes": self.swap_bytes,
             "kv_tokens": self.kv_tokens,
             "expected_tokens": EXPECTED,
             "rules": Rules(),
@@ -150,9 +154,9 @@ class Engine:
     def counts(self) -> Counts:
         """How many wait and run."""
         with self._changed:
-            known, pages = self._scheduler.prefixes, self._scheduler.pages
+            known, pages, gone = self._scheduler.prefixes, self._scheduler.pages, self._scheduler.preempted
             held, room = pages.held * pages.size, pages.count * pages.size
-            return Counts(self._queued, self._scheduler.counts[1], known.asked, known.found, held, room)
+            return Counts(self._queued, self._scheduler.counts[1], known.asked, known.found, held, room, *gone)
 
     @property
     def _queued(self) -> int:

@@ -79,6 +79,7 @@ class Counts:
     """Calls that wait, and calls that run; tokens of prompts so far, and those that were known from others' prompts.
 
     kv_tokens: that pages have room for which calls and known prompts hold; kv_room: that all pages have room for.
+    preempted: times that a call gave way; swapped: those of which keys and values went to the host.
     """
 
     queued: int
@@ -87,3 +88,5 @@ class Counts:
     known_tokens: int = 0
     kv_tokens: int = 0
     kv_room: int = 0
+    preempted: int = 0
+    swapped: int = 0

@@ -30,11 +30,12 @@ class Through(NamedTuple):
     """What became of prompts in a step.
 
     through: those that have a first token, and are in pages; joining: those of which the decoder computes the rest, and
-    how many of their tokens are in pages.
+    how many of their tokens are in pages; tokens: that this takes, padding included.
     """
 
     through: list[Request]
     joining: dict[Request, int]
+    tokens: int = 0
 
 
 class Group:
@@ -141,7 +142,7 @@ class Prompts:
                 for request, ids in zip(group.requests, group.ids, strict=True):
                     self._prefixes.keep(request, ids, request.pages)
                 found.through.extend(group.requests)
-        return found
+        return found._replace(tokens=most - left)
 
     def joined(self) -> None:
         """Those that joined the step are in their pages, which others may look at from now on."""

@@ -1,0 +1,260 @@
+"""Calls that give way while copies are cheap: keys and values go to the host and come back, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from engine_calls import alone, calls, counts, drain, engine, free
+from kernels.adapter_cases import ON_GPU
+from runtime_cases import as_on_a_gpu, random_ids
+
+from deltacompress.errors import BackendError, InputError
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine import scheduler
+from deltacompress.runtime.engine.generation_config import Sampling
+from deltacompress.runtime.engine.live.call import Call
+from deltacompress.runtime.engine.live.engine import EngineLimits
+from deltacompress.runtime.engine.policy.state import Costs
+from deltacompress.runtime.engine.steps.pace import Pace
+from deltacompress.runtime.engine.steps.pages import Pages
+from deltacompress.runtime.engine.steps.swap import Swap
+
+SIZE = 4
+LONG = Sampling(ignore_eos=True)
+ROOM = 1 << 22
+
+
+@pytest.fixture(autouse=True)
+def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "Pages", lambda **given: Pages(SIZE, **given))
+
+
+@pytest.fixture
+def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pace, "costs", lambda self, size, swap_s: Costs(1.0, 0.1, 1.0))
+
+
+class Slowly:
+    """An event that has come when it was asked for the `times`-th time, or is waited for."""
+
+    def __init__(self, times: int) -> None:
+        self.left, self.waited = times, 0
+
+    def query(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def synchronize(self) -> None:
+        self.waited, self.left = self.waited + 1, 0
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[Slowly]:
+    """Copies back take some steps, as on a GPU."""
+    real, found, draw = Swap._copy_in, list[Slowly](), random.Random(0)
+
+    def copied(self: Swap, staged: Any, places: Any) -> Any:
+        real(self, staged, places)
+        found.append(Slowly(draw.randrange(4)))
+        return found[-1]
+
+    monkeypatch.setattr(Swap, "_copy_in", copied)
+    return found
+
+
+@pytest.mark.usefixtures("_cheap", "slow")
+@pytest.mark.parametrize("seed", range(6))
+def test_any_schedule(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Calls of any variants, few pages, cancels, steps without memory: each gets what it gets alone, all is back."""
+    draw = random.Random(seed)
+    asked = [replace(one, sampling=LONG) for one in calls(12, new=30, seed=seed)]
+    wanted = {one.id: alone(runtime, one) for one in asked}
+    if draw.random() < 0.5:
+        as_on_a_gpu(monkeypatch, runtime)
+    most = max(len(one.prompt) + (one.max_tokens or 0) for one in asked) + draw.choice([0, 8])
+    limits: dict[str, int] = {"max_batch": draw.choice([3, 6]), "step_tokens": draw.choice([5, 64])}
+    limits |= {"kv_tokens": -(-most // SIZE) * SIZE, "prefix_bytes": draw.choice([0, 1 << 20])}
+    running, log = engine(runtime, **limits, swap_bytes=1 << 15 if seed < 3 else ROOM)
+    swap, waiting, cancelled, troubles = running._scheduler.swap, list(asked), set(), seed % 2
+    for _ in range(3000):
+        while waiting and draw.random() < 0.5:
+            running.submit(waiting.pop(0))
+        if log.events and draw.random() < 0.01:
+            cancelled.add(name := draw.choice([*log.events]))
+            running.cancel(name)
+        if swap.count and troubles and running._scheduler._turns.ran > 1:
+            troubles -= 1  # the device has no memory for a step: what is on the host stays good
+            running._tell(running._scheduler.retreat(BackendError("no memory")))
+        if not running.step() and not waiting:
+            break
+    for one in asked:
+        (tokens, finish), end, got = wanted[one.id], log.end(one.id), log.tokens(one.id)
+        cut = end.finish == "cancelled" and one.id in cancelled and got == tokens[: len(got)]
+        assert cut or (got, end.finish) == (tokens, finish)
+    assert swap.count > 0 or not any(log.end(one.id).preempted for one in asked)
+    assert swap.room == swap._host.shape[0]  # type: ignore[union-attr]
+    assert free(runtime)
+    assert counts(running) == (0, 0)
+    running._scheduler.prefixes.clear()
+    assert running._scheduler.pages.held == 0
+
+
+@pytest.mark.usefixtures("_cheap")
+@pytest.mark.parametrize("room", [ROOM, 0], ids=["room", "none"])
+def test_nothing_is_computed_again_where_there_is_room(runtime: Runtime, room: int) -> None:
+    running, log = engine(runtime, max_batch=3, kv_tokens=10 * SIZE, prefix_bytes=0, swap_bytes=room)
+    asked = [Call(name, "a", tuple(random_ids(5, number)), 24, LONG) for number, name in enumerate("xyz")]
+    for call in asked:
+        running.submit(call)
+    drain(running)
+    assert [log.end(name).preempted > 0 for name in "xyz"] == [False, True, True]
+    for call in asked:
+        assert (log.tokens(call.id), log.end(call.id).finish) == alone(runtime, call)
+    swap, counted = running._scheduler.swap, running.counts
+    assert counted.preempted == sum(log.end(name).preempted for name in "xyz")
+    assert counted.swapped == swap.count == (counted.preempted if room else 0)
+    assert (swap.count > 0) == (running.computed_tokens == 15) == (room == ROOM)
+
+
+@pytest.mark.usefixtures("_cheap")
+def test_who_comes_back_alone_is_waited_for(runtime: Runtime, slow: list[Slowly]) -> None:
+    """Nobody else runs, so there is nothing to do but to wait; a call that is cancelled on its way gives all back."""
+    running, log = engine(runtime, max_batch=2, kv_tokens=8 * SIZE, prefix_bytes=0, swap_bytes=ROOM)
+    asked = [Call("first", "a", (5, 6), 24, LONG), Call("second", "a", (5, 7), 24, LONG)]
+    for call in asked:
+        running.submit(call)
+    drain(running)
+    assert [log.end(one.id).preempted for one in asked] == [0, 1]
+    assert [one.waited for one in slow[2:]] == [1]  # the first two were probes
+    assert (log.tokens("second"), "length") == alone(runtime, asked[1])
+    for call in asked:
+        running.submit(replace(call, id=f"{call.id} again"))
+    swap = running._scheduler.swap
+    swap.came = lambda *, wait: []  # type: ignore[method-assign]
+    while not swap._coming:
+        running.step()
+    running.cancel("second again")
+    running.step()
+    assert log.end("second again").finish == "cancelled"
+    assert (running._scheduler.pages.held, swap.room) == (0, swap._host.shape[0])  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("_cheap")
+def test_a_prompt_that_is_not_through_is_computed_again(runtime: Runtime) -> None:
+    running, log = engine(runtime, max_batch=2, kv_tokens=20 * SIZE, step_tokens=2, prefix_bytes=0, swap_bytes=ROOM)
+    running.submit(short := Call("short", "a", (5, 6), 24, LONG))
+    one = running._scheduler
+    running.step()
+    running.submit(long := Call("long", "a", tuple(random_ids(14 * SIZE)), 4, LONG))
+    for _ in range(2):
+        running.step()
+    decoded, pending = one._turns.running
+    assert pending in one._prompts.requests
+    assert decoded in one.decoder.rows
+    with torch.inference_mode():
+        one._give_way([pending, decoded], [pending, decoded])
+    one._turns.back([pending, decoded])
+    assert one.swap.count == 1
+    drain(running)
+    for call in (short, long):
+        assert (log.tokens(call.id), log.end(call.id).preempted) == (alone(runtime, call)[0], 1)
+
+
+def test_it_is_measured_what_is_cheaper(runtime: Runtime) -> None:
+    """Copies of small pages beat computing them on any machine; what it takes is told in seconds once it is known."""
+    running, log = engine(runtime, max_batch=3, kv_tokens=20 * SIZE, prefix_bytes=0, swap_bytes=ROOM)
+    for number in range(8):
+        running.submit(Call(str(number), "a", tuple(random_ids(20, number)), 24, LONG))
+    drain(running)
+    one = running._scheduler
+    assert 0 < one.swap.page_s < 0.1
+    costs = one._pace.costs(SIZE, one.swap.page_s)
+    assert 0 < costs.step_s < 10
+    assert costs.swap_s == one.swap.page_s
+    assert {log.end(str(number)).finish for number in range(8)} == {"length"}
+
+
+def test_the_pace_of_steps() -> None:
+    pace = Pace(step_tokens=8)
+    assert pace.costs(4, 0.01) == Costs(1.0, float("inf"), 0.5)
+    pace.begins(10.0)
+    pace.begins(10.5)
+    assert pace.costs(4, 0.01) == Costs(1.0, float("inf"), 0.5)  # of prompts nothing is known
+    pace.computes(2)
+    pace.computes(3)
+    pace.begins(12.0)  # 1.5 s, of which half a second is a step without prompts
+    assert pace.costs(4, 0.01) == Costs(0.5, 0.01, pytest.approx(0.8))
+    pace.pauses()
+    pace.begins(99.0)
+    pace.begins(100.0)
+    assert pace.costs(4, 0.01).step_s == pytest.approx(0.55)  # a tenth of the new one
+    pace.computes(10)
+    pace.begins(100.1)  # shorter than those without: nothing, not less
+    assert pace.costs(4, 0.01).recompute_s == pytest.approx(0.72)
+
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_pages_come_back_bit_by_bit(place: str, dtype: torch.dtype) -> None:
+    """Into other pages, of layers of several shapes; pages of others stay as they are; out and back again, too."""
+    pages, draw = Pages(SIZE), torch.Generator().manual_seed(1)
+    pages.take(9)
+    for layer, (heads, width) in enumerate([(3, 5), (2, 8)]):
+        pages.of_layer(layer, *(torch.zeros(1, heads, 1, width, dtype=dtype, device=place) for _ in range(2)))
+    every = [*pages.keys.values(), *pages.values.values()]
+    for one in every:
+        one.copy_(torch.randn(one.shape, generator=draw))
+    before = [one.clone() for one in every]
+    swap = Swap(pages, 100 * pages.nbytes, torch.device(place))
+    assert (swap.room, swap.page_s) == (0, float("inf"))
+    swap.prepare()
+    assert swap.room == 100
+    first, second = Mock(pages=[3, 7, 2]), Mock(pages=[5])
+    for _ in range(2):
+        gone = list(first.pages)
+        assert swap.out(first)
+        assert swap.out(second)
+        assert swap.room == 96
+        for one in every:
+            one[:, [*gone, 5]] = 0  # at once: others have these pages now
+        assert swap.bring(first)
+        assert swap.bring(second)
+        found: list[Any] = []
+        while len(found) < 2:
+            found += swap.came(wait=True)
+        assert found == [first, second]
+        for one, old in zip(every, before, strict=True):
+            assert torch.equal(one[:, first.pages], old[:, [3, 7, 2]])
+            assert torch.equal(one[:, second.pages], old[:, [5]])
+            assert torch.equal(one[:, [1, 4, 6]], old[:, [1, 4, 6]])
+        assert not {*first.pages, *second.pages} & {3, 7, 2, 5}
+        pages.release(second.pages)
+        second.pages = [5]
+        for one, old in zip(every, before, strict=True):
+            one[:, 5] = old[:, 5]
+    assert (swap.room, swap.count) == (100, 4)
+
+
+def test_what_cannot_be(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less room than a page, a host without memory: told once, and calls are served without."""
+    with pytest.raises(InputError, match="swap_bytes -1"):
+        EngineLimits(swap_bytes=-1)
+    pages = Pages(SIZE)
+    pages.of_layer(0, *(torch.zeros(1, 2, 1, 8) for _ in range(2)))
+    swap = Swap(pages, pages.nbytes - 1, torch.device("cpu"))
+    with pytest.raises(BackendError, match="hold no page of keys and values"):
+        swap.prepare()
+    swap.prepare()
+    assert swap.room == 0
+    swap = Swap(pages, 1 << 62, torch.device("cpu"))
+    with pytest.raises(BackendError, match="the host has no memory for 4,611,686,018,427,387,904 bytes"):
+        swap.prepare()
+    assert (swap.room, swap.page_s) == (0, float("inf"))
+    monkeypatch.setattr(runtime.model, "others", Mock())
+    with pytest.raises(InputError, match="several devices"):
+        engine(runtime, swap_bytes=ROOM)
