@@ -21,7 +21,7 @@ from deltacompress.bench.serve.models import Models, made, shape_of, start
 from deltacompress.bench.serve.records import PHASES
 from deltacompress.bench.serve.replay import replay
 from deltacompress.bench.serve.run import Setup, run_replay, run_steady
-from deltacompress.bench.serve.steady import Steadiness, Steady, first_tokens, limits_for, measured
+from deltacompress.bench.serve.steady import Steadiness, Steady, back, first_tokens, limits_for, measured
 from deltacompress.bench.simulate.run import Slo
 from deltacompress.bench.synthetic import SHAPE_TINY, SHAPES
 from deltacompress.bench.traffic.arrivals import Arrival, drawn
@@ -29,6 +29,8 @@ from deltacompress.bench.traffic.popularity import assigned
 from deltacompress.cli.main import main
 from deltacompress.errors import InputError
 from deltacompress.runtime.engine.live.engine import EngineLimits
+from deltacompress.runtime.engine.live.events import Counts
+from deltacompress.runtime.engine.policy.state import Costs
 
 SHORT = ["--device", "cpu", "--scale", "0.03", "--rate", "25", "--seconds", "1", "--json"]
 
@@ -274,8 +276,11 @@ class TestSteady:
         firsts = {None: (4.0, 1.0), "v0": (2.0, 1.0)}
         monkeypatch.setattr(steady, "first_tokens", lambda _models, name, *_: firsts[name])
         asked = Steadiness(rows=2, steps=5, seconds=0.4, rate=20, long_tokens=150, known_tokens=130, times=2)
-        limits = limits_for(packed, asked, 512, 1 << 30)
+        limits = limits_for(packed, asked, 512, 1 << 30, 1)
         assert limits.max_batch >= 4
+        assert (limits.swap_bytes, limits_for(packed, asked, 512, 0, 2).swap_bytes) == (2 << 30, 0)
+        backs = {limits.swap_bytes: (0.5, 40e9), 0: (2.0, 0.0)}
+        monkeypatch.setattr(steady, "back", lambda _models, name, _, limits: backs[limits.swap_bytes])
         ratios, times = measured(packed, asked, limits)
         assert (times["rows"], times["step_ms"], times["step_median_ms"]) == (4, pytest.approx(5), pytest.approx(5))
         assert times["tokens_s"] == pytest.approx(4 / 5e-3)
@@ -288,10 +293,13 @@ class TestSteady:
             *(("between tokens", which) for which in ("p50", "p99", "max")),
             ("first token", "median"),
             ("first token", "median"),
+            ("back after giving way", "median"),
         ]
         assert ratios[0]["ratio"] == pytest.approx(times["changing_step_ms"] / 5)
         p50, p99, most = (row["ratio"] for row in ratios[1:4])
-        assert [(row["what"][-4:], row["ratio"]) for row in ratios[4:]] == [("base", 0.25), (", v0", 0.5)]
+        assert [(row["what"][-4:], row["ratio"]) for row in ratios[4:6]] == [("base", 0.25), (", v0", 0.5)]
+        assert (ratios[6]["ratio"], times["back_ms"], times["back_computed_ms"]) == (0.25, 500, 2000)
+        assert times["swap_gb_s"] == 40
         assert (times["first_token_base_ms"], times["prompt_tokens_s_v0"]) == (4000, 65)
         assert 1 <= p50 <= p99 <= most == pytest.approx(times["between_tokens_max_ms"] / 5)
         assert let_go(packed)
@@ -302,7 +310,7 @@ class TestSteady:
         cancel = steady.Engine.cancel
         monkeypatch.setattr(steady.Engine, "cancel", lambda self, call: gone.append(call) or cancel(self, call))
         asked = Steadiness(rows=2)
-        flow = Steady(packed, asked, limits_for(packed, asked, 512, 0))
+        flow = Steady(packed, asked, limits_for(packed, asked, 512, 0, 1))
         try:
             assert gone == [f"steady {number}" for number in range(4)]  # before anything is timed
             flow.steps(10)
@@ -331,17 +339,37 @@ class TestSteady:
         first_tokens(packed, "v1", asked, EngineLimits(step_tokens=64))
         assert seen == [(2 * 7 * 200, 7 * 192)]  # whole pages of 16; four more than are timed
 
+    @pytest.mark.parametrize("swap", [1 << 25, 0])
+    def test_who_gives_way_comes_back(self, packed: Models, monkeypatch: pytest.MonkeyPatch, swap: int) -> None:
+        """Once for each time, by way of the host or computed again, before its own answer ends."""
+        costs = Costs(1.0, 0.1, 1.0)
+        monkeypatch.setattr("deltacompress.runtime.engine.steps.pace.Pace.costs", lambda *_: costs)
+        seen: list[Counts] = []
+        close = steady.Engine.close
+
+        def closed(self: Any) -> None:
+            seen.append(self.counts)
+            close(self)
+
+        monkeypatch.setattr(steady.Engine, "close", closed)
+        asked = Steadiness(known_tokens=200, times=3)
+        seconds, rate = back(packed, "v1", asked, EngineLimits(step_tokens=64, swap_bytes=swap))
+        assert seconds > 0
+        assert (rate > 0) == (swap > 0)
+        assert [(one.preempted, one.swapped) for one in seen] == [(7, 7 if swap else 0)]
+        assert let_go(packed)
+
     def test_what_cannot_be(self) -> None:
         for wrong, told in (
             (Steadiness(rows=0), "rows: is 0"),
             (Steadiness(every=0), "every: is 0"),
             (Steadiness(seconds=0), "seconds: is 0"),
             (Steadiness(long_tokens=4089), "takes 4097 tokens"),
-            (Steadiness(known_tokens=4096), "takes 4097 tokens"),
+            (Steadiness(known_tokens=4096), "takes 4128 tokens"),
         ):
             with pytest.raises(InputError, match=told):
                 wrong.check(4096)
-        Steadiness(long_tokens=4088, known_tokens=4095).check(4096)
+        Steadiness(long_tokens=4088, known_tokens=4064).check(4096)
 
 
 class TestWholeModels:

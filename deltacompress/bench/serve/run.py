@@ -85,7 +85,7 @@ def run_steady(
     reporter.phase("serve", 2)
     with made_for(setup) as made:
         reporter.step("models written and loaded")
-        limits = steady.limits_for(made, asked, step_tokens, prefix_bytes)
+        limits = steady.limits_for(made, asked, step_tokens, prefix_bytes, setup.tp)
         ratios, times = steady.measured(made, asked, limits)
         reporter.step("measured")
         return ServeBench(head_of(setup, made, limits), {"ratios": ratios, **times})

@@ -1,7 +1,6 @@
-"""How steadily tokens flow: a fixed batch, one with comings and goings, one beside long prompts; and known prompts.
+"""How steadily tokens flow: a fixed batch, one with comings and goings, one beside long prompts; and what comes back.
 
-Everything is a ratio of one run: steps or times between tokens against those of the same calls when nobody disturbs
-them.
+Everything is a ratio of one run, mostly to the same calls when nobody disturbs them.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,11 +19,14 @@ from deltacompress.errors import DeltaCompressError, InputError, option
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
 from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Started
+from deltacompress.runtime.engine.steps.pages import PAGE
 
 PROMPT = 64
 """Tokens of the prompts of calls that decode steadily."""
 WARM = 12
 """Steps before any is timed: a GPU captures its graph in them."""
+LEFT = 32
+"""Tokens of the answer of a call that gives way."""
 _SPARE = 8
 """Rows for prompts that come."""
 
@@ -33,7 +35,7 @@ _SPARE = 8
 class Steadiness:
     """rows: of each variant; steps: timed without disturbance, before and after; every: steps from one coming and going
     to the next. long_tokens: of the prompts that come at `rate` a second for `seconds`, answers of `answer` tokens
-    each; known_tokens: of a prompt that is asked for twice, `times` times.
+    each; known_tokens: of a prompt that is asked for twice, `times` times, and of a call that gives way as often.
     """
 
     rows: int = 1
@@ -55,7 +57,9 @@ class Steadiness:
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"is {getattr(self, name):g}", where=option(name), way_out="give a number above 0")
         longest = max(
-            self.long_tokens + self.answer, self.known_tokens + 1, PROMPT + 12 * WARM + 4 * self.every + 5 * self.steps
+            self.long_tokens + self.answer,
+            self.known_tokens + LEFT,
+            PROMPT + 12 * WARM + 4 * self.every + 5 * self.steps,
         )
         if longest > context:
             raise InputError(f"takes {longest} tokens, and the context is {context}", way_out="ask for fewer steps")
@@ -196,6 +200,8 @@ def measured(models: Models, asked: Steadiness, limits: EngineLimits) -> tuple[l
     finally:
         steady.close()
     firsts = {who: first_tokens(models, name, asked, limits) for who, name in (("base", None), ("v0", models.names[0]))}
+    back_s, rate = back(models, models.names[0], asked, limits)
+    computed_s, _ = back(models, models.names[0], asked, replace(limits, swap_bytes=0))
     mean, median = _mean(undisturbed), figures.median(undisturbed)
     ordered = sorted(gaps)
     between = f"between tokens while prompts of {asked.long_tokens} come at {asked.rate:g}/s"
@@ -213,6 +219,7 @@ def measured(models: Models, asked: Steadiness, limits: EngineLimits) -> tuple[l
             _ratio(f"first token, {asked.known_tokens} tokens known, {who}", "median", hit / miss, "unknown")
             for who, (miss, hit) in firsts.items()
         ),
+        _ratio(f"back after giving way, {asked.known_tokens} tokens", "median", back_s / computed_s, "computed again"),
     ]
     times = {
         "rows": rows,
@@ -223,6 +230,9 @@ def measured(models: Models, asked: Steadiness, limits: EngineLimits) -> tuple[l
         "long_prompts": came,
         "between_tokens_max_ms": ordered[-1],
         **{f"first_token_{who}_ms": miss * 1e3 for who, (miss, _) in firsts.items()},
+        "back_ms": back_s * 1e3,
+        "back_computed_ms": computed_s * 1e3,
+        "swap_gb_s": rate / 1e9,
         **{f"prompt_tokens_s_{who}": asked.known_tokens / miss for who, (miss, _) in firsts.items()},
     }
     return ratios, times
@@ -247,11 +257,39 @@ def first_tokens(models: Models, name: str | None, asked: Steadiness, limits: En
     return figures.median(misses), figures.median(hits)
 
 
-def limits_for(models: Models, asked: Steadiness, step_tokens: int, prefix_bytes: int) -> EngineLimits:
-    """Rows for all that decode steadily, and a few for prompts that come."""
-    return EngineLimits(
-        max_batch=models.slots * asked.rows + _SPARE, step_tokens=step_tokens, prefix_bytes=prefix_bytes
-    )
+def back(models: Models, name: str, asked: Steadiness, limits: EngineLimits) -> tuple[float, float]:
+    """Median seconds from when a call has room again that gave way, to its next token; bytes a second of copies.
+
+    A call of class batch gives way to a prompt as long as its own, of which one token is wanted; nobody else runs.
+    """
+    flow, found, tokens = Flow(), list[float](), asked.known_tokens
+    engine = models.runtime.engine(flow.emit, replace(limits, kv_tokens=tokens + LEFT + 2 * PAGE, prefix_bytes=0))
+    try:
+        for number in range(-WARM // 3, asked.times):
+            gone, other = f"gone {number}", f"other {number}"
+            ids = prompt(tokens, models.shape.vocabulary, gone)
+            engine.submit(Call(gone, name, ids, LEFT, latency="batch"))
+            while len(flow.at.get(gone, ())) < WARM:
+                engine.step()
+                flow.check()
+            engine.submit(Call(other, name, ids, 1))
+            while other not in flow.ended:
+                engine.step()
+                flow.check()
+            began, told = time.perf_counter(), len(flow.at[gone])
+            while engine.step():
+                flow.check()
+            if number >= 0:  # the first ones also compile and capture
+                found.append(flow.at[gone][told] - began)
+        return figures.median(found), engine.swap_rate if engine.counts.swapped else 0.0
+    finally:
+        engine.close()
+
+
+def limits_for(models: Models, asked: Steadiness, step_tokens: int, prefix_bytes: int, devices: int) -> EngineLimits:
+    """Rows for all that decode steadily, and a few for prompts that come; on one device, 2 GiB of swap space."""
+    rows, swap_bytes = models.slots * asked.rows + _SPARE, 2 << 30 if devices == 1 else 0
+    return EngineLimits(rows, step_tokens=step_tokens, prefix_bytes=prefix_bytes, swap_bytes=swap_bytes)
 
 
 def _ratio(what: str, which: str, ratio: float, over: str) -> dict[str, Any]:

@@ -169,6 +169,11 @@ class Engine:
         """Of prompts, in all steps so far: what was known is not among them, what was computed again is."""
         return self._told.computed_tokens
 
+    @property
+    def swap_rate(self) -> float:
+        """Bytes a second that keys and values are copied to the host and back with, as measured; 0: not at all."""
+        return self._scheduler.pages.nbytes / self._scheduler.swap.page_s
+
     def warm(self) -> None:
         """On a GPU, do what the first calls would wait for: take memory, and capture what steps launch as graphs.
 
