@@ -196,6 +196,7 @@ class Scheduler:
 
     def _forget(self) -> None:
         self._logits = None
+        self._pace.forget()
         self._prompts.clear()
         self.prefixes.clear()
         self.decoder.clear()
@@ -213,19 +214,20 @@ class Scheduler:
 
         What the host does for tokens that it has, texts above all, it does while the device computes the next ones.
         """
-        self._pace.begins(time.monotonic())
         self._collect()
+        self._pace.ends(time.monotonic())
         self._turns.settle()
         self._let_go()
         self.swap.prepare()
         started = self._turns.take(self.max_batch, self._prompts.requests, self._give_way)
-        self._prompts.add([request for request in started if not self.swap.bring(request)])
+        self._pace.begins(time.monotonic())
+        self._prompts.add([request for request in started if not self.swap.fetch(request, self.prefixes)])
         if self._prompts.requests:
             self._tell()  # before the device is busy with them
             self._prompts.drop(())  # one that gave way before its text was told, which ended it
         through, joining, tokens = self._prompts.step(alone=not self.decoder.rows)
         self._pace.computes(tokens)
-        through += self.swap.came(wait=not (through or joining or self.decoder.rows or self._prompts.requests))
+        through += self.swap.arrived(wait=not (through or joining or self.decoder.rows or self._prompts.requests))
         if through or joining or any(request.finished is not None for request in self.decoder.rows):
             self.decoder.arrange(through, joining=joining)
         self._turns.settle()
@@ -237,7 +239,7 @@ class Scheduler:
         if not self._turns.running:
             self._logits = None  # of rows that their texts ended
             self.decoder.arrange([])
-            self._pace.pauses()
+            self._pace.forget()
             if not ended:
                 time.sleep(WAIT_S)  # for a slot that a variant has which is being loaded
         return ended
@@ -249,9 +251,10 @@ class Scheduler:
             self.decoder.arrange([])
 
     def _give_way(self, requests: Collection[Request], swapped: Collection[Request]) -> None:
-        """Take requests out of the batch; what they have is computed again when their turn comes.
+        """Take requests out of the batch.
 
-        swapped: those of which it goes to the host, where it was all computed and there is room.
+        swapped: those of which what was computed goes to the host, where all was and there is room; that of others is
+        computed again when their turn comes.
         """
         gone, rows = set(requests), set(self.decoder.rows)
         for request in requests:
@@ -282,3 +285,6 @@ class Scheduler:
         untold, self._untold = self._untold, []
         for request, picked in untold:
             self._listener.token(request, picked, request.tell())
+            if request.finished is not None and request.stands_since is not None:  # it gave way, and has just ended
+                finish, request.finished = request.finished, None
+                self._turns.end(request, finish)

@@ -147,7 +147,7 @@ class Turns:
         # who started in this very step and gives way in it waits again, and must not start twice
         started[:] = [request for request in started if request not in (*preempted, *outgrown)]
         for ticket in plan.hopeless:  # which the desk has forgotten
-            request = self._requests.pop(ticket.id)
+            self._swap.drop(request := self._requests.pop(ticket.id))
             assert request.variant is not None
             request.fail(self._variants.no_room(request.variant))
             self._over.append(request)

@@ -20,8 +20,10 @@ from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import EngineLimits
 from deltacompress.runtime.engine.policy.state import Costs
+from deltacompress.runtime.engine.requests import Request
 from deltacompress.runtime.engine.steps.pace import Pace
 from deltacompress.runtime.engine.steps.pages import Pages
+from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.engine.steps.swap import Swap
 
 SIZE = 4
@@ -97,7 +99,7 @@ def test_any_schedule(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, seed: i
         cut = end.finish == "cancelled" and one.id in cancelled and got == tokens[: len(got)]
         assert cut or (got, end.finish) == (tokens, finish)
     assert swap.count > 0 or not any(log.end(one.id).preempted for one in asked)
-    assert swap.room == swap._host.shape[0]  # type: ignore[union-attr]
+    assert swap.room == sum(map(len, swap._host))
     assert free(runtime)
     assert counts(running) == (0, 0)
     running._scheduler.prefixes.clear()
@@ -135,13 +137,13 @@ def test_who_comes_back_alone_is_waited_for(runtime: Runtime, slow: list[Slowly]
     for call in asked:
         running.submit(replace(call, id=f"{call.id} again"))
     swap = running._scheduler.swap
-    swap.came = lambda *, wait: []  # type: ignore[method-assign]
-    while not swap._coming:
+    swap.arrived = lambda *, wait: []  # type: ignore[method-assign]
+    while not swap._arriving:
         running.step()
     running.cancel("second again")
     running.step()
     assert log.end("second again").finish == "cancelled"
-    assert (running._scheduler.pages.held, swap.room) == (0, swap._host.shape[0])  # type: ignore[union-attr]
+    assert (running._scheduler.pages.held, swap.room) == (0, sum(map(len, swap._host)))
 
 
 @pytest.mark.usefixtures("_cheap")
@@ -157,6 +159,7 @@ def test_a_prompt_that_is_not_through_is_computed_again(runtime: Runtime) -> Non
     assert pending in one._prompts.requests
     assert decoded in one.decoder.rows
     with torch.inference_mode():
+        one._collect()
         one._give_way([pending, decoded], [pending, decoded])
     one._turns.back([pending, decoded])
     assert one.swap.count == 1
@@ -180,22 +183,28 @@ def test_it_is_measured_what_is_cheaper(runtime: Runtime) -> None:
 
 
 def test_the_pace_of_steps() -> None:
-    pace = Pace(step_tokens=8)
-    assert pace.costs(4, 0.01) == Costs(1.0, float("inf"), 0.5)
-    pace.begins(10.0)
-    pace.begins(10.5)
-    assert pace.costs(4, 0.01) == Costs(1.0, float("inf"), 0.5)  # of prompts nothing is known
-    pace.computes(2)
-    pace.computes(3)
-    pace.begins(12.0)  # 1.5 s, of which half a second is a step without prompts
-    assert pace.costs(4, 0.01) == Costs(0.5, 0.01, pytest.approx(0.8))
-    pace.pauses()
-    pace.begins(99.0)
-    pace.begins(100.0)
-    assert pace.costs(4, 0.01).step_s == pytest.approx(0.55)  # a tenth of the new one
-    pace.computes(10)
-    pace.begins(100.1)  # shorter than those without: nothing, not less
-    assert pace.costs(4, 0.01).recompute_s == pytest.approx(0.72)
+    pace, unknown = Pace(step_tokens=8), Costs(1.0, float("inf"), 0.5)
+
+    def step(seconds: float, *tokens: int) -> Costs:
+        pace.begins(10.0)
+        for one in tokens:
+            pace.computes(one)
+        pace.ends(10.0 + seconds)
+        pace.ends(99.0)  # without a begin: nothing
+        return pace.costs(4, 0.01)
+
+    assert step(3.0, 5) == unknown  # what a step without prompts takes is not known
+    assert step(0.5) == unknown  # and now nothing of prompts
+    assert step(1.5, 2, 3) == Costs(0.5, 0.01, pytest.approx(0.8))  # a second more for 5 tokens, 4 to a page
+    assert pace.costs(4, float("inf")) == unknown  # nothing is copied
+    known = step(1.0)
+    assert known.step_s == pytest.approx((0.95 * 0.5 + 1.0) / 1.95)
+    pace.begins(0.0)
+    pace.forget()
+    pace.ends(50.0)
+    assert pace.costs(4, 0.01) == known
+    step(0.0, 1000)
+    assert step(0.0, 1000).recompute_s == 0  # shorter than without prompts: nothing, not less
 
 
 @pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=ON_GPU)])
@@ -213,20 +222,22 @@ def test_pages_come_back_bit_by_bit(place: str, dtype: torch.dtype) -> None:
     swap = Swap(pages, 100 * pages.nbytes, torch.device(place))
     assert (swap.room, swap.page_s) == (0, float("inf"))
     swap.prepare()
-    assert swap.room == 100
-    first, second = Mock(pages=[3, 7, 2]), Mock(pages=[5])
+    room = swap.room
+    assert 95 <= room <= 100  # whole pages, in memory that comes in powers of two
+    first, second = (Mock(pages=own, known=[1] * 12, loaded=None) for own in ([3, 7, 2], [5]))
+    none = Prefixes(pages, 0)
     for _ in range(2):
         gone = list(first.pages)
         assert swap.out(first)
         assert swap.out(second)
-        assert swap.room == 96
+        assert swap.room == room - 4
         for one in every:
             one[:, [*gone, 5]] = 0  # at once: others have these pages now
-        assert swap.bring(first)
-        assert swap.bring(second)
+        assert swap.fetch(first, none)
+        assert swap.fetch(second, none)
         found: list[Any] = []
         while len(found) < 2:
-            found += swap.came(wait=True)
+            found += swap.arrived(wait=True)
         assert found == [first, second]
         for one, old in zip(every, before, strict=True):
             assert torch.equal(one[:, first.pages], old[:, [3, 7, 2]])
@@ -237,24 +248,88 @@ def test_pages_come_back_bit_by_bit(place: str, dtype: torch.dtype) -> None:
         second.pages = [5]
         for one, old in zip(every, before, strict=True):
             one[:, 5] = old[:, 5]
-    assert (swap.room, swap.count) == (100, 4)
+    assert (swap.room, swap.count) == (room, 4)
+
+
+def test_pages_that_others_keep_are_shared_again() -> None:
+    """Of a prompt whose beginning is still known only the rest is copied back, and only that takes pages."""
+    pages = Pages(SIZE)
+    pages.take(9)
+    pages.of_layer(0, *(torch.zeros(1, 2, 1, 4) for _ in range(2)))
+    for number in range(pages.count):
+        pages.keys[0][:, number] = pages.values[0][:, number] = number
+    prefixes, swap = Prefixes(pages, ROOM), Swap(pages, ROOM, torch.device("cpu"))
+    swap.prepare()
+    request = Mock(pages=[3, 7, 2], known=list(range(12)), loaded=None)
+    prefixes.keep(request, request.known[:8], [3, 7])
+    assert swap.out(request)
+    pages.release([3, 7, 2])
+    pages.keys[0][:, [3, 2]] = 99.0
+    held = pages.held
+    assert swap.fetch(request, prefixes)
+    assert swap.arrived(wait=True) == [request]
+    assert request.pages[:2] == [3, 7]
+    assert [pages.is_shared(page) for page in request.pages] == [True, True, False]
+    assert pages.held == held + 1
+    assert [float(pages.keys[0][1, page, 2, 3]) for page in request.pages] == [99, 7, 2]
+    assert [float(pages.values[0][1, page, 2, 3]) for page in request.pages] == [3, 7, 2]
+
+
+@pytest.mark.usefixtures("_cheap")
+def test_a_call_whose_variant_has_no_room_any_more_gives_all_back(runtime: Runtime) -> None:
+    """It stands in line with its keys and values on the host; then its variant cannot come, and it fails."""
+    running, log = engine(runtime, max_batch=2, kv_tokens=8 * SIZE, prefix_bytes=0, swap_bytes=ROOM)
+    running.submit(Call("first", None, (5, 6), 24, LONG))
+    running.submit(Call("second", "a", (5, 7), 24, LONG))
+    while not running.counts.swapped:
+        running.step()
+    cache, slots = runtime.cache, runtime.cache.residents.slots
+    while cache.residents.by_slot:
+        cache.evict(next(iter(cache.residents.by_slot.values())).name)
+    cache.residents.slots = 1
+    cache.acquire(["b"])  # by somebody else
+    drain(running)
+    cache.release(["b"])
+    cache.residents.slots = slots
+    assert (log.end("first").finish, log.end("second").finish) == ("length", "failed")
+    swap = running._scheduler.swap
+    assert swap.room == sum(map(len, swap._host))
+
+
+def test_a_text_may_end_a_call_that_has_just_given_way(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stops it is found after its row is gone: it ends then, and does not wait for another."""
+    running, log = engine(runtime, max_batch=2, kv_tokens=8 * SIZE, prefix_bytes=0)
+    for name in ("first", "second"):
+        running.submit(Call(name, "a", (5, 6), 24, LONG))
+    tell = Request.tell
+
+    def told(self: Request) -> str:
+        piece = tell(self)
+        if self.stands_since is not None and self.tokens:
+            self.finished = "stop"
+        return piece
+
+    monkeypatch.setattr(Request, "tell", told)
+    while running.counts.running < 2:
+        running.step()
+    while running.counts.running == 2:
+        running.step()
+    assert (log.end("second").finish, log.end("second").preempted) == ("stop", 1)
+    assert counts(running) == (0, 1)
+    drain(running)
+    assert free(runtime)
 
 
 def test_what_cannot_be(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Less room than a page, a host without memory: told once, and calls are served without."""
+    """A host without memory, or several devices: told before any call; less room than a page is none."""
     with pytest.raises(InputError, match="swap_bytes -1"):
         EngineLimits(swap_bytes=-1)
-    pages = Pages(SIZE)
-    pages.of_layer(0, *(torch.zeros(1, 2, 1, 8) for _ in range(2)))
-    swap = Swap(pages, pages.nbytes - 1, torch.device("cpu"))
-    with pytest.raises(BackendError, match="hold no page of keys and values"):
-        swap.prepare()
-    swap.prepare()
-    assert swap.room == 0
-    swap = Swap(pages, 1 << 62, torch.device("cpu"))
     with pytest.raises(BackendError, match="the host has no memory for 4,611,686,018,427,387,904 bytes"):
-        swap.prepare()
-    assert (swap.room, swap.page_s) == (0, float("inf"))
+        engine(runtime, swap_bytes=1 << 62)
+    running, _ = engine(runtime, swap_bytes=1)
+    running.submit(Call("", "a", (5, 6), 4, LONG))
+    drain(running)
+    assert (running._scheduler.swap.room, running.swap_rate) == (0, 0.0)
     monkeypatch.setattr(runtime.model, "others", Mock())
     with pytest.raises(InputError, match="several devices"):
         engine(runtime, swap_bytes=ROOM)

@@ -1,8 +1,8 @@
 """The engine: calls come from any thread and at any time, one thread steps, and events tell what becomes of each call.
 
 Whatever ends a call, its row, its hold on a variant and its place in the queue come back. When there is no memory for
-keys and values, the youngest calls wait and are computed again; when there is none for a step in any other way, all
-rows go, the older half of the calls is computed again, and the others wait until there is room.
+keys and values, the youngest calls wait, and are computed again or come back from the host; when there is none for a
+step in any other way, all rows go, the older half of the calls is computed again, and others wait until there is room.
 """
 
 from __future__ import annotations
