@@ -214,8 +214,8 @@ class Scheduler:
 
         What the host does for tokens that it has, texts above all, it does while the device computes the next ones.
         """
-        self._collect()
-        self._pace.ends(time.monotonic())
+        if self._collect():
+            self._pace.ends(time.monotonic())
         self._turns.settle()
         self._let_go()
         self.swap.prepare()
@@ -265,11 +265,11 @@ class Scheduler:
         if any(request in gone for request in self.decoder.rows):
             self.decoder.arrange([], without=gone)
 
-    def _collect(self) -> None:
-        """One token for every request that was running, and still is."""
+    def _collect(self) -> bool:
+        """One token for every request that was running, and still is; False if no step was on its way."""
         logits, self._logits = self._logits, None
         if logits is None:
-            return
+            return False
         rows = self.decoder.rows
         found = choose(logits, rows)
         self._others.check()  # what came of a rank that is lost is no answer
@@ -279,6 +279,7 @@ class Scheduler:
                     self._listener.started(request)
                 request.note(picked.token)
                 self._untold.append((request, picked))
+        return True
 
     def _tell(self) -> None:
         """The tokens that were taken."""

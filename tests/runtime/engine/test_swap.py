@@ -203,7 +203,16 @@ def test_the_pace_of_steps() -> None:
     pace.forget()
     pace.ends(50.0)
     assert pace.costs(4, 0.01) == known
-    step(0.0, 1000)
+    before = pace.costs(4, 0.01).recompute_s
+    pace.begins(0.0)
+    pace.computes(20)
+    pace.begins(2.0)  # of a long prompt there was one piece, and no token
+    pace.computes(20)
+    pace.ends(4.0 + known.step_s)
+    tokens = 0.95 * 5 + 40
+    assert pace.costs(4, 0.01).recompute_s == pytest.approx(4 * (0.95 * 5 * before / 4 + 4.0) / tokens)
+    for _ in range(9):
+        step(0.0, 1000)
     assert step(0.0, 1000).recompute_s == 0  # shorter than without prompts: nothing, not less
 
 

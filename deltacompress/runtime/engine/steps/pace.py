@@ -21,15 +21,16 @@ class Pace:
         self._coming = 0
 
     def begins(self, now: float) -> None:
-        """A step does."""
-        self._began, self._coming = now, 0
+        """A step does; one of which no tokens come is the beginning of the next."""
+        if self._began is None:
+            self._began, self._coming = now, 0
 
     def computes(self, tokens: int) -> None:
         """So many of prompts, in it."""
         self._coming += tokens
 
     def ends(self, now: float) -> None:
-        """Its tokens are there; nothing is told of one that has none, or had to wait for something else."""
+        """Its tokens are there."""
         if self._began is None:
             return
         took, self._began = now - self._began, None
@@ -40,7 +41,7 @@ class Pace:
             self._tokens_s = _KEPT * self._tokens_s + took - self._steps_s / self._steps
 
     def forget(self) -> None:
-        """The step that has begun, whatever becomes of it."""
+        """The step that has begun: nothing follows it, or something else was waited for."""
         self._began = None
 
     def costs(self, page_tokens: int, swap_s: float) -> Costs:
