@@ -233,6 +233,8 @@ def test_pages_come_back_bit_by_bit(place: str, dtype: torch.dtype) -> None:
     swap.prepare()
     room = swap.room
     assert 95 <= room <= 100  # whole pages, in memory that comes in powers of two
+    swap._free = [*swap._free[::2], *swap._free[1::2]]  # not side by side, but for some
+    swap._free[-2:] = swap._free[:-3:-1]
     first, second = (Mock(pages=own, known=[1] * 12, loaded=None) for own in ([3, 7, 2], [5]))
     none = Prefixes(pages, 0)
     for _ in range(2):

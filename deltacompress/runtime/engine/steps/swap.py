@@ -88,7 +88,7 @@ class Swap:
             return False
         if (staged := self._staged(len(request.pages), filled_from=request.pages)) is None:
             return False
-        self._kept[request] = places = [self._free.pop() for _ in request.pages]
+        self._kept[request] = places = sorted(self._free.pop() for _ in request.pages)
         self._copy_out(staged, places)
         self.count += 1
         return True
@@ -161,14 +161,23 @@ class Swap:
 
     def _copy_out(self, staged: Tensor, places: Sequence[tuple[int, int]]) -> None:
         with self._beside(staged):
-            for page, (block, at) in zip(staged, places, strict=True):
-                self._host[block][at].copy_(page, non_blocking=True)
+            for there, own in self._runs(staged, places):
+                there.copy_(own, non_blocking=True)
 
     def _copy_in(self, staged: Tensor, places: Sequence[tuple[int, int]]) -> torch.cuda.Event | None:
         with self._beside(staged):
-            for page, (block, at) in zip(staged, places, strict=True):
-                page.copy_(self._host[block][at], non_blocking=True)
+            for there, own in self._runs(staged, places):
+                own.copy_(there, non_blocking=True)
             return None if self._stream is None else self._stream.record_event()
+
+    def _runs(self, staged: Tensor, places: Sequence[tuple[int, int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Places that lie side by side, and what is for them, page by page in `staged`."""
+        begin = 0
+        for end in range(1, len(places) + 1):
+            block, first = places[begin]
+            if end == len(places) or places[end] != (block, first + end - begin):
+                yield self._host[block][first : first + end - begin], staged[begin:end]
+                begin = end
 
     @contextmanager
     def _beside(self, staged: Tensor) -> Iterator[None]:
