@@ -276,7 +276,7 @@ def test_pages_that_others_keep_are_shared_again() -> None:
     assert swap.out(request)
     pages.release([3, 7, 2])
     pages.keys[0][:, [3, 2]] = 99.0
-    held = pages.held
+    held, room = pages.held, swap.room
     assert swap.fetch(request, prefixes)
     assert swap.arrived(wait=True) == [request]
     assert request.pages[:2] == [3, 7]
@@ -284,6 +284,13 @@ def test_pages_that_others_keep_are_shared_again() -> None:
     assert pages.held == held + 1
     assert [float(pages.keys[0][1, page, 2, 3]) for page in request.pages] == [99, 7, 2]
     assert [float(pages.values[0][1, page, 2, 3]) for page in request.pages] == [3, 7, 2]
+    assert swap.out(request)  # now the device has no memory for the way back
+    pages.release(request.pages)
+    swap._staged = lambda *_: None  # type: ignore[method-assign]
+    assert not swap.fetch(request, prefixes)
+    assert not swap.fetch(request, prefixes)
+    assert (pages.held, swap.room) == (held, room + 3)
+    assert not pages.is_shared(3)  # by nobody but what is known
 
 
 @pytest.mark.usefixtures("_cheap")
