@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DeviceName = Literal["auto", "cpu", "cuda"]
 """What can be given on the command line; auto is a GPU where there is one."""
 NAMES: tuple[str, ...] = get_args(DeviceName)
+_CGROUP = Path("/sys/fs/cgroup")
 _EQUAL = 0.02
 """By how much the memory of equal cards may differ: a driver keeps some of it."""
 
@@ -249,3 +250,17 @@ def _chosen(name: str) -> str:
 
 def _no_gpu() -> BackendError:
     return BackendError("torch sees no CUDA GPU here", where=f"{option('device')} cuda", way_out="give cpu")
+
+
+def free_host_bytes() -> int:
+    """Bytes of host memory that can still be had, by a container's limit too."""
+    import psutil
+
+    free: int = psutil.virtual_memory().available
+    try:
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        told = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        files = int(told["inactive_file"])  # read, and dropped when there is need of room
+    except (OSError, ValueError, KeyError):  # no such limit: another system, or "max"
+        return free
+    return min(free, limit - used + files)

@@ -157,7 +157,7 @@ def test_the_share_is_what_a_layer_and_waiting_forwards_leave_no_room_for(monkey
 
 
 def test_no_more_waits_on_the_host_than_half_of_what_is_free_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deltacompress.calibration.forwards.memory._host_memory", lambda: 5_000)
+    monkeypatch.setattr("deltacompress.calibration.forwards.memory.free_host_bytes", lambda: 5_000)
     room = room_on_a_gpu(monkeypatch, free=10_000)
     assert host_share(room, 8_000, 1_180) == 2_500 / 8_000
     assert host_share(room, 8_000, 1_180, processes=2) == 1_250 / 8_000
@@ -190,7 +190,7 @@ def test_the_shapes_of_the_benchmark(
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (gigabytes * 10**9, gigabytes * 10**9))
     for kind in ("reserved", "allocated"):
         monkeypatch.setattr(f"torch.cuda.memory_{kind}", lambda _device: 0)
-    monkeypatch.setattr("deltacompress.calibration.forwards.memory._host_memory", lambda: 128 * 10**9)
+    monkeypatch.setattr("deltacompress.calibration.forwards.memory.free_host_bytes", lambda: 128 * 10**9)
     room = Room(torch.device("cuda"), features=widest, hidden=hidden, tokens=16384, note=print)
     assert host_share(room, 2 * 4 * 256 * 2048 * hidden, 2 * 4 * layer * 10**6) == pytest.approx(share, abs=0.01)
 

@@ -13,8 +13,9 @@ from plain_layers import GROUPS, plain_inputs
 from turns_of_a_layer import FP32, Halves, Rooms, names_of, walk_of
 
 from deltacompress.calibration.forwards import memory
-from deltacompress.calibration.forwards.memory import Room, _host_memory
+from deltacompress.calibration.forwards.memory import Room
 from deltacompress.calibration.forwards.turns import taking_turns
+from deltacompress.devices import free_host_bytes
 from deltacompress.errors import UnsupportedModelError
 
 
@@ -402,14 +403,14 @@ def test_on_a_cpu_half_of_what_is_free_stays_free(monkeypatch: pytest.MonkeyPatc
 def test_a_container_has_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """600 of 1000 MB are used, 100 of them by files that were read: 500 can be had of the machine's 2000."""
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 2_000_000_000}))
-    monkeypatch.setattr("deltacompress.calibration.forwards.memory._CGROUP", tmp_path)
-    assert _host_memory() == 2_000_000_000
+    monkeypatch.setattr("deltacompress.devices._CGROUP", tmp_path)
+    assert free_host_bytes() == 2_000_000_000
     (tmp_path / "memory.max").write_text("1000000000\n")
     (tmp_path / "memory.current").write_text("600000000\n")
     (tmp_path / "memory.stat").write_text("anon 500000000\ninactive_file 100000000\n")
-    assert _host_memory() == 500_000_000
+    assert free_host_bytes() == 500_000_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert _host_memory() == 2_000_000_000
+    assert free_host_bytes() == 2_000_000_000
 
 
 def test_the_first_wide_batch_is_that_again(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
@@ -425,7 +426,7 @@ def test_the_first_wide_batch_is_that_again(tiny: Callable[..., Any], ids: torch
     assert walk.turns.wide_from == 1
 
 
-def test_gaps_of_host_memory_are_given_back_where_the_process_outgrows_what_it_needed(
+def test_gaps_ofhost_bytes_are_given_back_where_the_process_outgrows_what_it_needed(
     tiny: Callable[..., Any], ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes in MiB: what it has, and what is left of that where gaps are given back."""

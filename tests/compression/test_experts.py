@@ -232,7 +232,7 @@ def test_memory_for_some_experts_at_a_time_changes_no_byte(
 
 def test_as_many_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     free = 10_000
-    monkeypatch.setattr(memory, "_host_memory", lambda: free)
+    monkeypatch.setattr(memory, "free_host_bytes", lambda: free)
     room = Room(
         torch.device("cpu"), features=4, hidden=2, tokens=1, note=print
     )  # keeps 5000 free for others, 320 for the solver

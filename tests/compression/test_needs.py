@@ -117,7 +117,7 @@ def test_each_stage_keeps_its_own(
 ) -> None:
     """What is free while a group is solved is what is free otherwise, but for what the two keep."""
     free = 1 << 40
-    monkeypatch.setattr("deltacompress.calibration.forwards.memory._host_memory", lambda: free)
+    monkeypatch.setattr("deltacompress.calibration.forwards.memory.free_host_bytes", lambda: free)
     monkeypatch.setattr("deltacompress.compression.layerwise.model.TOKENS_PER_BATCH", {"cpu": 16})
     seen = []
     encode = layer.encode

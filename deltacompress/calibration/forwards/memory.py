@@ -6,17 +6,15 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from deltacompress.devices import free_bytes
+from deltacompress.devices import free_bytes, free_host_bytes
 
 _DEVICE_SHARE, _HOST_SHARE = 0.95, 0.5
 """Of what is free when a run begins: libraries of a GPU, and whatever else runs on the host, need some."""
-_CGROUP = Path("/sys/fs/cgroup")
 _GAPS = 32 << 20
 """Bytes by which a process may outgrow the most that it ever needed before gaps are given back, which takes time."""
 _SQUARES, OF_ROWS = 3, 10
@@ -45,7 +43,7 @@ class Room:
         if device.type == "cuda":
             self._limit = int(_DEVICE_SHARE * (free_bytes(device) + torch.cuda.memory_allocated(device)))
         else:
-            self._limit = int(_HOST_SHARE * _host_memory())
+            self._limit = int(_HOST_SHARE * free_host_bytes())
         self._ran_out = self._needed = 0
 
     @contextmanager
@@ -74,7 +72,7 @@ class Room:
         """Bytes that may be taken now; negative where too many are."""
         if self.device.type == "cuda":
             return self._limit - self._kept_free - torch.cuda.memory_allocated(self.device)
-        return _host_memory() - self._limit - self._kept_free
+        return free_host_bytes() - self._limit - self._kept_free
 
     def tidy(self) -> None:
         """A forward stops here, and what it holds lies among what it let go: of host memory, give such gaps back."""
@@ -122,7 +120,7 @@ def forward_bytes(features: int, hidden: int, tokens: int, kind: str) -> int:
 
 def host_room() -> int:
     """Bytes of host memory that what is computed on a GPU may wait in."""
-    return int(_HOST_SHARE * _host_memory())
+    return int(_HOST_SHARE * free_host_bytes())
 
 
 def _resident() -> int:
@@ -139,15 +137,3 @@ def _malloc_trim() -> Callable[[int], Any] | None:
     except (AttributeError, OSError, TypeError):
         return None
     return trim
-
-
-def _host_memory() -> int:
-    """Bytes of host memory that can still be had, by a container's limit too."""
-    free: int = psutil.virtual_memory().available
-    try:
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        told = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        files = int(told["inactive_file"])  # read, and dropped when there is need of room
-    except (OSError, ValueError, KeyError):  # no such limit: another system, or "max"
-        return free
-    return min(free, limit - used + files)

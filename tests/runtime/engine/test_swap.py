@@ -342,8 +342,12 @@ def test_what_cannot_be(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> No
     """A host without memory, or several devices: told before any call; less room than a page is none."""
     with pytest.raises(InputError, match="swap_bytes -1"):
         EngineLimits(swap_bytes=-1)
-    with pytest.raises(BackendError, match="the host has no memory for 4,611,686,018,427,387,904 bytes"):
+    with pytest.raises(BackendError, match="and 4,611,686,018,427,387,904 are asked for"):
         engine(runtime, swap_bytes=1 << 62)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", Mock(side_effect=RuntimeError))
+        with pytest.raises(BackendError, match="the host pins no 1,048,576 bytes"):
+            Swap(Pages(SIZE), 1 << 20, torch.device("cpu"))
     running, _ = engine(runtime, swap_bytes=1)
     running.submit(Call("", "a", (5, 6), 4, LONG))
     drain(running)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deltacompress.devices import free_host_bytes
 from deltacompress.errors import BackendError
 from deltacompress.runtime.batch import to_device
 from deltacompress.runtime.engine.requests import Request
@@ -202,12 +203,17 @@ class Swap:
 def _memory(nbytes: int, *, pinned: bool) -> list[Tensor]:
     """So many bytes, in blocks; raises as Swap."""
     found, left = list[Tensor](), nbytes
+    if nbytes and nbytes > (there := free_host_bytes()):  # what a CPU gives is there once it is written to
+        told = (
+            f"the host has {there:,} bytes, and {nbytes:,} are asked for, for keys and values of requests that give way"
+        )
+        raise BackendError(told, way_out="give less swap space")
     try:
         while left:
             size = min(_BLOCK, 1 << (left.bit_length() - 1))
             found.append(torch.empty(size, dtype=torch.uint8, pin_memory=pinned))
             left -= size
     except RuntimeError as error:
-        told = f"the host has no memory for {nbytes:,} bytes of keys and values of requests that give way"
+        told = f"the host pins no {nbytes:,} bytes for keys and values of requests that give way"
         raise BackendError(told, way_out="give less swap space") from error
     return found
