@@ -25,8 +25,8 @@ PROMPT = 64
 """Tokens of the prompts of calls that decode steadily."""
 WARM = 12
 """Steps before any is timed: a GPU captures its graph in them."""
-LEFT = 32
-"""Tokens of the answer of a call that gives way."""
+LEFT = 24
+"""Tokens of the answer of a call that gives way: after WARM of them it is far from its end."""
 _SPARE = 8
 """Rows for prompts that come."""
 
@@ -260,19 +260,19 @@ def first_tokens(models: Models, name: str | None, asked: Steadiness, limits: En
 def back(models: Models, name: str, asked: Steadiness, limits: EngineLimits) -> tuple[float, float]:
     """Median seconds from when a call has room again that gave way, to its next token; bytes a second of copies.
 
-    A call of class batch gives way to a prompt as long as its own, of which one token is wanted; nobody else runs.
+    A call of class batch gives way to one of the base with as long a prompt, of one token; nobody else runs.
     """
     flow, found, tokens = Flow(), list[float](), asked.known_tokens
     engine = models.runtime.engine(flow.emit, replace(limits, kv_tokens=tokens + LEFT + 2 * PAGE, prefix_bytes=0))
     try:
-        for number in range(-WARM // 3, asked.times):
+        for number in range(-2, asked.times):
             gone, other = f"gone {number}", f"other {number}"
             ids = prompt(tokens, models.shape.vocabulary, gone)
             engine.submit(Call(gone, name, ids, LEFT, latency="batch"))
             while len(flow.at.get(gone, ())) < WARM:
                 engine.step()
                 flow.check()
-            engine.submit(Call(other, name, ids, 1))
+            engine.submit(Call(other, None, ids, 1))
             while other not in flow.ended:
                 engine.step()
                 flow.check()
