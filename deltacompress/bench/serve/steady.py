@@ -219,7 +219,7 @@ def measured(models: Models, asked: Steadiness, limits: EngineLimits) -> tuple[l
             _ratio(f"first token, {asked.known_tokens} tokens known, {who}", "median", hit / miss, "unknown")
             for who, (miss, hit) in firsts.items()
         ),
-        _ratio(f"back after giving way, {asked.known_tokens} tokens", "median", back_s / computed_s, "computed again"),
+        _ratio(f"back after giving way, {asked.known_tokens} tokens", "median", back_s / computed_s, "computing"),
     ]
     times = {
         "rows": rows,
