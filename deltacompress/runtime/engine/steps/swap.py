@@ -1,7 +1,7 @@
 """Keys and values of requests that gave way, on the host until their turn comes again.
 
 Pages are gathered on the stream that computes, so that others can have them at once, and cross on a stream of their
-own beside the steps of others, in the order in which that was asked for. Who comes back goes on as if it had stayed.
+own beside the steps of others, in the order in which that was asked for. Who comes back has the bits that it had.
 """
 
 from __future__ import annotations
