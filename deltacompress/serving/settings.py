@@ -129,6 +129,9 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+_LEAST_SWAP = 2**26  # of bytes: a number without a unit is a slip of the hand
+
+
 def named(given: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """NAME=SOURCE, each as (name, source).
 
@@ -178,9 +181,11 @@ def swap_bytes(size: str) -> int:
     """Bytes of a size such as "8GB", or of none.
 
     Raises:
-        InputError: it is no size.
+        InputError: it is no size, or too little for a page of most models.
     """
-    return size_in_bytes(size, f"{option('swap_space')} {size}", such_as="8GB, or 0", least=0)
+    where, such_as = f"{option('swap_space')} {size}", "8GB, or 0"
+    found = size_in_bytes(size, where, such_as=such_as, least=0)
+    return found and size_in_bytes(size, where, such_as=such_as, least=_LEAST_SWAP)
 
 
 def check_extra() -> None:

@@ -276,6 +276,9 @@ class TestSteady:
         firsts = {None: (4.0, 1.0), "v0": (2.0, 1.0)}
         monkeypatch.setattr(steady, "first_tokens", lambda _models, name, *_: firsts[name])
         asked = Steadiness(rows=2, steps=5, seconds=0.4, rate=20, long_tokens=150, known_tokens=130, times=2)
+        monkeypatch.setattr(steady, "free_host_bytes", lambda: 4 << 20)
+        assert limits_for(packed, asked, 512, 0, 1).swap_bytes == 1 << 20
+        monkeypatch.setattr(steady, "free_host_bytes", lambda: 9 << 30)
         limits = limits_for(packed, asked, 512, 1 << 30, 1)
         assert limits.max_batch >= 4
         assert (limits.swap_bytes, limits_for(packed, asked, 512, 0, 2).swap_bytes) == (2 << 30, 0)

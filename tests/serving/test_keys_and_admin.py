@@ -297,7 +297,10 @@ def test_names_and_sizes() -> None:
             budget_bytes(one)
     assert (prefix_bytes("0"), prefix_bytes("1GiB")) == (0, 2**30)
     assert type(prefix_bytes("1GB")) is int
-    assert (swap_bytes("0"), swap_bytes("8GB")) == (0, 8 * 10**9)
+    assert (swap_bytes("0"), swap_bytes("8GB"), swap_bytes("64MiB")) == (0, 8 * 10**9, 2**26)
+    for one in ("8", "60MB"):
+        with pytest.raises(InputError, match="is too little; give one such as 8GB, or 0"):
+            swap_bytes(one)
     for one in ("", "many", "-1", "nan"):
         with pytest.raises(InputError, match="prefix_cache"):
             prefix_bytes(one)

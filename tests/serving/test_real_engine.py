@@ -56,7 +56,7 @@ class Started:
         key.write_text("admins-own")
         key.chmod(0o600)
         argv += ["--device", "cpu", "--max-batch", "8", "--budget", "1GB", "--admin-key-file", str(key)]
-        argv += ["--step-tokens", "64", "--prefix-cache", "10MB", "--swap-space", "20MB"]
+        argv += ["--step-tokens", "64", "--prefix-cache", "10MB", "--swap-space", "100MB"]
         with log.open("wb") as told:
             env = {**os.environ, "DELTACOMPRESS_CACHE": str(log.with_name("cache"))}
             self.popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=told, text=True, env=env)

@@ -15,6 +15,7 @@ from typing import Any
 from deltacompress.bench import figures
 from deltacompress.bench.serve.calls import prompt
 from deltacompress.bench.serve.models import Models
+from deltacompress.devices import free_host_bytes
 from deltacompress.errors import DeltaCompressError, InputError, option
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
@@ -56,11 +57,8 @@ class Steadiness:
         for name in ("rate", "seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"is {getattr(self, name):g}", where=option(name), way_out="give a number above 0")
-        longest = max(
-            self.long_tokens + self.answer,
-            self.known_tokens + LEFT,
-            PROMPT + 12 * WARM + 4 * self.every + 5 * self.steps,
-        )
+        steady = PROMPT + 12 * WARM + 4 * self.every + 5 * self.steps
+        longest = max(self.long_tokens + self.answer, self.known_tokens + LEFT, steady)
         if longest > context:
             raise InputError(f"takes {longest} tokens, and the context is {context}", way_out="ask for fewer steps")
 
@@ -287,8 +285,8 @@ def back(models: Models, name: str, asked: Steadiness, limits: EngineLimits) -> 
 
 
 def limits_for(models: Models, asked: Steadiness, step_tokens: int, prefix_bytes: int, devices: int) -> EngineLimits:
-    """Rows for all that decode steadily, and a few for prompts that come; on one device, 2 GiB of swap space."""
-    rows, swap_bytes = models.slots * asked.rows + _SPARE, 2 << 30 if devices == 1 else 0
+    """Rows for all that decode steadily, and a few for prompts that come; on one device, up to 2 GiB of swap space."""
+    rows, swap_bytes = models.slots * asked.rows + _SPARE, min(2 << 30, free_host_bytes() // 4) if devices == 1 else 0
     return EngineLimits(rows, step_tokens=step_tokens, prefix_bytes=prefix_bytes, swap_bytes=swap_bytes)
 
 
