@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 from runtime_cases import random_ids
 
@@ -77,3 +78,22 @@ def counts(running: Engine) -> tuple[int, int]:
     """Calls that wait, and that run."""
     found = running.counts
     return found.queued, found.running
+
+
+def come_and_go(
+    running: Engine, log: Log, waiting: list[Call], cancelled: set[str], draw: random.Random, often: float
+) -> None:
+    """Between two steps some of those that wait are submitted, and `often` one that was told of is cancelled."""
+    while waiting and draw.random() < 0.5:
+        running.submit(waiting.pop(0))
+    if log.events and draw.random() < often:
+        cancelled.add(name := draw.choice([*log.events]))
+        running.cancel(name)
+
+
+def check_as_alone(log: Log, wanted: Mapping[str, tuple[tuple[int, ...], str]], cancelled: set[str]) -> None:
+    """Each call has what it gets alone, or the beginning of that if it was cancelled."""
+    for name, (tokens, finish) in wanted.items():
+        end, got = log.end(name), log.tokens(name)
+        cut = end.finish == "cancelled" and name in cancelled and got == tokens[: len(got)]
+        assert cut or (got, end.finish) == (tokens, finish)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_calls import alone, calls, counts, drain, engine, free
+from engine_calls import alone, calls, check_as_alone, come_and_go, counts, drain, engine, free
 from runtime_cases import as_on_a_gpu, random_ids
 
 from deltacompress.errors import BackendError, InputError
@@ -61,21 +61,14 @@ def test_any_schedule(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, seed: i
         little_memory(monkeypatch, [-(-most // SIZE) + 1])
     running, log = engine(runtime, **limits, prefix_bytes=draw.choice([0, 1 << 20]))
     pages = running._scheduler.pages
-    waiting, cancelled, held = list(asked), set(), 0
+    waiting, cancelled, held = list(asked), set[str](), 0
     for _ in range(3000):
-        while waiting and draw.random() < 0.5:
-            running.submit(waiting.pop(0))
-        if log.events and draw.random() < 0.01:
-            cancelled.add(name := draw.choice([*log.events]))
-            running.cancel(name)
+        come_and_go(running, log, waiting, cancelled, draw, 0.01)
         if not running.step() and not waiting:
             break
         held = max(held, pages.held)
     assert held <= -(-most // SIZE)
-    for one in asked:
-        (tokens, finish), end, got = wanted[one.id], log.end(one.id), log.tokens(one.id)
-        cut = end.finish == "cancelled" and one.id in cancelled and got == tokens[: len(got)]
-        assert cut or (got, end.finish) == (tokens, finish)
+    check_as_alone(log, wanted, cancelled)
     assert any(log.end(one.id).preempted for one in asked) or most > 90
     assert running._scheduler.max_batch == limits["max_batch"]
     assert free(runtime)

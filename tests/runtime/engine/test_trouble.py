@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_calls import alone, calls, counts, drain, engine, free
+from engine_calls import alone, calls, check_as_alone, come_and_go, counts, drain, engine, free
 from runtime_cases import as_on_a_gpu
 
 from deltacompress.errors import BackendError, InternalError
@@ -79,19 +79,12 @@ def test_any_schedule(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, seed: i
 
     for place, name in PLACES:
         breaks(monkeypatch, place, name, runs_out, torch.OutOfMemoryError("no room"))
-    waiting, cancelled = list(asked), set()
+    waiting, cancelled = list(asked), set[str]()
     for _ in range(1500):
-        while waiting and draw.random() < 0.5:
-            running.submit(waiting.pop(0))
-        if log.events and draw.random() < 0.05:
-            cancelled.add(name := draw.choice([*log.events]))
-            running.cancel(name)
+        come_and_go(running, log, waiting, cancelled, draw, 0.05)
         if not running.step() and not waiting:
             break
-    for one in asked:
-        (tokens, finish), end, got = wanted[one.id], log.end(one.id), log.tokens(one.id)
-        cut = end.finish == "cancelled" and one.id in cancelled and got == tokens[: len(got)]
-        assert cut or (got, end.finish) == (tokens, finish)
+    check_as_alone(log, wanted, cancelled)
     assert free(runtime)
     assert counts(running) == (0, 0)
     assert not running.step()
