@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -227,19 +227,29 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def fetched(tensor: Tensor) -> Tensor:
-    """A tensor in host memory, once its device has come to it.
+    """A tensor in host memory, once its device has come to it."""
+    return fetching(tensor)()
+
+
+def fetching(tensor: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy a tensor to host memory; what is returned waits for that, not for what is launched meanwhile.
 
     From a GPU through pinned memory: the driver would wait with a copy to any other, and what other threads launch
     meanwhile would wait with it (a variant that came while others decoded took five times as long).
     """
     if tensor.device.type != "cuda":
-        return tensor
+        return lambda: tensor
     import torch
 
     found = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     found.copy_(tensor, non_blocking=True)
-    torch.cuda.current_stream(tensor.device).record_event().synchronize()
-    return found
+    event = torch.cuda.current_stream(tensor.device).record_event()
+
+    def wait() -> Tensor:
+        event.synchronize()
+        return found
+
+    return wait
 
 
 def _chosen(name: str) -> str:

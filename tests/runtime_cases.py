@@ -97,7 +97,8 @@ class Stream:
 
 
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> None:
-    """The path of a GPU (mover thread, host tier, arrivals between steps) with a CPU's memory behind it."""
+    """The path of a GPU (mover thread, host tier, arrivals between steps, steps ahead) with a CPU's memory."""
+    monkeypatch.setattr("deltacompress.runtime.engine.scheduler.computes_beside", lambda _: True)
     monkeypatch.setattr("torch.cuda.stream", lambda _: nullcontext())
     monkeypatch.setattr("torch.cuda.current_stream", lambda _: Stream())
     monkeypatch.setattr("torch.cuda.Event", Stream)

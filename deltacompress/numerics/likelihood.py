@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deltacompress.devices import sent
+
 _AT_A_TIME = 1 << 23
 """Log-probabilities that are held in fp64 at once, 64 MiB."""
 
@@ -45,7 +47,7 @@ def mask_beyond(logits: Tensor, sizes: Sequence[int]) -> Tensor:
     width = logits.shape[-1]
     if min(sizes) >= width:
         return logits
-    own = torch.tensor(sizes, device=logits.device).view(-1, *[1] * (logits.dim() - 1))
+    own = sent(torch.tensor(sizes), logits.device).view(-1, *[1] * (logits.dim() - 1))
     return logits.masked_fill(torch.arange(width, device=logits.device) >= own, float("-inf"))
 
 

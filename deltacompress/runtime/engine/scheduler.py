@@ -13,16 +13,15 @@ from contextlib import AbstractContextManager
 from threading import RLock
 
 import torch
-from torch import Tensor
 
 from deltacompress.errors import BackendError, DeltaCompressError, InputError
 from deltacompress.runtime.batch import BASE
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine.generation_config import Finish
 from deltacompress.runtime.engine.policy.state import Rules
-from deltacompress.runtime.engine.requests import Listener, Picked, Request
-from deltacompress.runtime.engine.sampling.choose import choose
+from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.steps.decoder import Decoder
+from deltacompress.runtime.engine.steps.flight import Flight, computes_beside
 from deltacompress.runtime.engine.steps.graphs import Graphs
 from deltacompress.runtime.engine.steps.pace import Pace
 from deltacompress.runtime.engine.steps.pages import PAGE, SCRATCH, Pages
@@ -74,6 +73,9 @@ class Scheduler:
         if swap_bytes and model.others is not ALONE:
             raise InputError("has no use where a model lies on several devices", where="swap_bytes", way_out="give 0")
         self.max_batch, self._step_tokens = max_batch, step_tokens
+        self._beside = computes_beside(model.device)
+        self._runs_ahead = self._beside and model.others is ALONE
+        self._all_seen = False  # whether nobody has come since the last plan, and who waited then need not be looked at
         self._listener, self._variants = listener, variants
         self.pages = Pages(expected=max_batch * expected_tokens // PAGE, most_tokens=kv_tokens)
         # over several devices the first one does not know what the others have
@@ -87,8 +89,8 @@ class Scheduler:
         self._model, self._pieces = model, Pieces(model, self.pages, self.graphs)
         self._prompts = Prompts(self._pieces, listener, step_tokens, self.pages, self.prefixes)
         self.decoder = Decoder(model, self.pages, self.graphs)
-        self._logits: Tensor | None = None  # of the decoder's rows, on their way
-        self._untold: list[tuple[Request, Picked]] = []
+        self._flight = Flight(self.decoder, listener, self._others.check)
+        self._through: list[Request] = []  # whose prompts are, and that have no row yet
 
     @torch.inference_mode()
     def warm(self) -> None:
@@ -132,6 +134,7 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Put a request into the queue; it may join a batch that is running."""
+        self._all_seen = False
         self._turns.submit(request)
 
     def run(self, requests: Iterable[Request], lock: RLock, memory: Callable[[], AbstractContextManager[None]]) -> None:
@@ -195,7 +198,8 @@ class Scheduler:
         return self._turns.ended()
 
     def _forget(self) -> None:
-        self._logits = None
+        self._flight.forget()
+        self._through.clear()
         self._pace.forget()
         self._prompts.clear()
         self.prefixes.clear()
@@ -206,15 +210,23 @@ class Scheduler:
         self.pages.clear()
         if self.graphs is not None:
             self.graphs.clear()
-        self._tell()  # runs what is not ours, and may raise
+        self._flight.tell(self._turns.end)  # runs what is not ours, and may raise
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Take the tokens of the step before, admit what can be admitted, and begin to decode; returns who ended.
 
         What the host does for tokens that it has, texts above all, it does while the device computes the next ones.
+        Where nobody enters or leaves, the device has these to compute before the host has the last ones.
         """
-        if self._collect():
+        if self._goes_on():
+            self._flight.go_on()
+            now = time.monotonic()
+            self._pace.ends(now)
+            self._pace.begins(now)
+            self._all_seen = not self._turns.counts[0]  # who waits is looked at every other step
+            return self._ended()
+        if self._flight.collect():
             self._pace.ends(time.monotonic())
         self._turns.settle()
         self._let_go()
@@ -223,32 +235,48 @@ class Scheduler:
         self._pace.begins(time.monotonic())
         self._prompts.add([request for request in started if not self.swap.fetch(request, self.prefixes)])
         if self._prompts.requests:
-            self._tell()  # before the device is busy with them
+            self._flight.tell(self._turns.end)  # before the device is busy with them
             self._prompts.drop(())  # one that gave way before its text was told, which ended it
         through, joining, tokens = self._prompts.step(alone=not self.decoder.rows)
         self._pace.computes(tokens)
+        if self._beside and self.decoder.rows:  # whose step is launched before first tokens of others are waited for
+            self._through, through = through, []
+        else:
+            self._prompts.take()
         through += self.swap.arrived(wait=not (through or joining or self.decoder.rows or self._prompts.requests))
         if through or joining or any(request.finished is not None for request in self.decoder.rows):
             self.decoder.arrange(through, joining=joining)
         self._turns.settle()
         if self.decoder.rows:
-            self._logits = self.decoder.step()
+            self._flight.launch()
             self._prompts.joined()
-        self._tell()
+        self._prompts.take()
+        self._all_seen = True
+        return self._ended()
+
+    def _goes_on(self) -> bool:
+        """Whether all that run are in the step on its way, can be in the next, and nobody else is to be computed."""
+        all_in = len(self._turns.running) == len(self.decoder.rows) and not self._prompts.requests
+        return self._runs_ahead and self._all_seen and all_in and self._flight.may_go_on
+
+    def _ended(self) -> list[Request]:
+        """Tell the tokens that were taken; returns who ended."""
+        self._flight.tell(self._turns.end)
         ended = self._turns.ended()
         if not self._turns.running:
-            self._logits = None  # of rows that their texts ended
-            self.decoder.arrange([])
+            self._flight.forget()  # of rows that their texts ended
+            self._let_go()
             self._pace.forget()
             if not ended:
                 time.sleep(WAIT_S)  # for a slot that a variant has which is being loaded
         return ended
 
     def _let_go(self) -> None:
-        """Of the pages of those that have ended, so that others can have them."""
+        """Of the pages of those that have ended, so that others can have them; whose prompts are through get rows."""
         self._prompts.drop(())
-        if any(request.finished is not None for request in self.decoder.rows):
-            self.decoder.arrange([])
+        if self._through or any(request.finished is not None for request in self.decoder.rows):
+            through, self._through = self._through, []
+            self.decoder.arrange(through)
 
     def _give_way(self, requests: Collection[Request], swapped: Collection[Request]) -> None:
         """Take requests out of the batch.
@@ -264,28 +292,3 @@ class Scheduler:
         self._prompts.drop(gone)
         if any(request in gone for request in self.decoder.rows):
             self.decoder.arrange([], without=gone)
-
-    def _collect(self) -> bool:
-        """One token for every request that was running, and still is; False if no step was on its way."""
-        logits, self._logits = self._logits, None
-        if logits is None:
-            return False
-        rows = self.decoder.rows
-        found = choose(logits, rows)
-        self._others.check()  # what came of a rank that is lost is no answer
-        for request, picked in zip(rows, found, strict=True):
-            if request.finished is None:  # nobody has cancelled it, and its text did not end it
-                if not request.tokens:
-                    self._listener.started(request)
-                request.note(picked.token)
-                self._untold.append((request, picked))
-        return True
-
-    def _tell(self) -> None:
-        """The tokens that were taken."""
-        untold, self._untold = self._untold, []
-        for request, picked in untold:
-            self._listener.token(request, picked, request.tell())
-            if request.finished is not None and request.stands_since is not None:  # it gave way, and has just ended
-                finish, request.finished = request.finished, None
-                self._turns.end(request, finish)

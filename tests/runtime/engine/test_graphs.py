@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -68,6 +69,46 @@ def test_graphs_outlive_arrivals_departures_loads_and_evictions(fleet: tuple[Pat
     assert found.replays > 2 * found.plain > 0
     assert found.captured == 7 < len(asked)  # shapes, formats, and vectors that came to lie elsewhere
     assert runtime.residency().loads > 8
+
+
+@pytest.mark.usefixtures("graphed")
+def test_logits_are_used_before_the_next_replay(
+    fleet: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where steps are launched before the tokens of the one before are known, and prompts come beside them."""
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    monkeypatch.setattr("deltacompress.runtime.engine.scheduler.computes_beside", lambda _: True)
+    real, last = Again.replay, list[torch.Tensor]()
+
+    def replay(self: Again, inputs: torch.Tensor) -> torch.Tensor:
+        for logits in last:
+            logits.fill_(torch.nan)
+        last[:] = [real(self, inputs)]
+        return last[0]
+
+    monkeypatch.setattr(Again, "replay", replay)
+    running, log = engine(runtime, max_batch=5, step_tokens=16)
+    graphs_of(running).at_once = True
+    draw, step, ahead = random.Random(0), Decoder.step, list[bool]()
+
+    def noted(self: Decoder, chosen: torch.Tensor | None = None) -> torch.Tensor:
+        ahead.append(chosen is not None)
+        return step(self, chosen)
+
+    monkeypatch.setattr(Decoder, "step", noted)
+    asked = []
+    for i in range(12):
+        wish = replace(LONG, temperature=draw.choice([0, 1.0]), seed=5, logprobs=draw.choice([None, 2]))
+        asked.append(Call(str(i), "abcde"[i % 5], tuple(random_ids(3 + 5 * i % 37, i)), 9 + i % 9, wish))
+    for call in asked:
+        running.submit(call)
+        for _ in range(draw.choice([1, 4, 9])):
+            running.step()
+    drain(running)
+    assert ahead.count(True) > 20
+    monkeypatch.undo()
+    for call in asked:
+        assert (log.tokens(call.id), log.end(call.id).finish) == alone(plain, call)
 
 
 @pytest.mark.usefixtures("graphed")

@@ -53,6 +53,7 @@ def test_pieces_are_the_whole(runtime: Runtime, lengths: list[int], step_tokens:
         while prompts.requests or len(through) == 0:
             before = len(sizes)
             through += prompts.step().through
+            prompts.take()
             assert 0 < sum(sizes[before:]) <= step_tokens
     assert sorted(one.index for one in through) == [*range(len(lengths))]
     wanted = runtime.logits([(None, one.ids) for one in made])

@@ -154,7 +154,7 @@ def test_a_prompt_that_is_not_through_is_computed_again(runtime: Runtime) -> Non
     assert pending in one._prompts.requests
     assert decoded in one.decoder.rows
     with torch.inference_mode():
-        one._collect()
+        one._flight.collect()
         one._give_way([pending, decoded], [pending, decoded])
     one._turns.back([pending, decoded])
     assert one.swap.count == 1

@@ -19,12 +19,13 @@ from runtime_cases import as_on_a_gpu
 from deltacompress.errors import BackendError, InternalError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine import scheduler
-from deltacompress.runtime.engine.generation_config import Sampling
+from deltacompress.runtime.engine.generation_config import Finish, Sampling
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import EngineLimits
 from deltacompress.runtime.engine.live.events import Ended, Event
-from deltacompress.runtime.engine.scheduler import Scheduler
+from deltacompress.runtime.engine.requests import Request
 from deltacompress.runtime.engine.steps.decoder import Decoder
+from deltacompress.runtime.engine.steps.flight import Flight
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.prompts import Prompts
 
@@ -261,16 +262,16 @@ def test_a_cancel_is_of_the_call_and_not_of_its_id(runtime: Runtime, monkeypatch
     running, log = engine(runtime)
     running.submit(Call("x", None, (5, 6), 2, LONG))
     running.step()
-    tell = Scheduler._tell
+    tell = Flight.tell
 
-    def cancelled_meanwhile(self: Scheduler) -> None:
+    def cancelled_meanwhile(self: Flight, end: Callable[[Request, Finish], None]) -> None:
         running.cancel("x")
-        tell(self)
+        tell(self, end)
 
-    monkeypatch.setattr(Scheduler, "_tell", cancelled_meanwhile)
+    monkeypatch.setattr(Flight, "tell", cancelled_meanwhile)
     running.step()
     assert log.end("x").finish == "length"
-    monkeypatch.setattr(Scheduler, "_tell", tell)
+    monkeypatch.setattr(Flight, "tell", tell)
     log.events.clear()
     running.submit(Call("x", None, (5, 6), 2, LONG))
     drain(running)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from deltacompress.devices import fetched
+from deltacompress.devices import fetching
 from deltacompress.numerics.likelihood import mask_beyond
 from deltacompress.runtime.batch import to_device
 from deltacompress.runtime.engine.requests import Picked, Request
@@ -23,40 +23,66 @@ class Wanted(NamedTuple):
     top: int
 
 
-@torch.inference_mode()
-def choose(logits: Tensor, requests: Sequence[Request]) -> list[Picked]:
-    """A token for each request, from logits [requests, vocabulary].
+class Choice:
+    """A token for each request, on its way to the host, with what was asked to be told of it.
 
-    Waits for the device at its end, and once more where log-probabilities are asked for: these are of the logits as the
-    model gives them, before any wish.
+    tokens: int64 [requests], where the device has them.
     """
-    logits = mask_beyond(logits, [request.vocabulary for request in requests])
-    tokens: list[int] = fetched(_shaped(logits, requests).argmax(-1)).tolist()
-    told = [row for row, one in enumerate(requests) if one.sampling.logprobs is not None]
-    wanted = [Wanted(tokens[row], requests[row].sampling.logprobs or 0) for row in told]
-    picked = [Picked(token, None, ()) for token in tokens]
-    for row, one in zip(told, score(logits[to_device(told, logits.device)], wanted) if told else (), strict=True):
-        picked[row] = one
-    return picked
+
+    @torch.inference_mode()
+    def __init__(self, logits: Tensor, requests: Sequence[Request]) -> None:
+        """logits: [requests, vocabulary]; what is launched after this may write over them."""
+        logits = mask_beyond(logits, [request.vocabulary for request in requests])
+        self.tokens = _shaped(logits, requests).argmax(-1)
+        self._here = fetching(self.tokens)
+        tops = {row: one.sampling.logprobs for row, one in enumerate(requests)}
+        self._told = {row: top for row, top in tops.items() if top is not None}
+        if self._told:
+            rows = to_device([*self._told], logits.device)
+            self._scores = _scoring(logits[rows], self.tokens[rows], [*self._told.values()])
+
+    def wait(self) -> list[Picked]:
+        """Them, once the device has come to them; log-probabilities are of the logits as the model gives them, before
+        any wish.
+        """
+        picked = [Picked(token, None, ()) for token in self._here().tolist()]
+        if self._told:
+            for row, one in zip(self._told, self._scores(), strict=True):
+                picked[row] = one
+        return picked
+
+
+def choose(logits: Tensor, requests: Sequence[Request]) -> list[Picked]:
+    """A token for each request, from logits [requests, vocabulary]; see Choice."""
+    return Choice(logits, requests).wait()
 
 
 @torch.inference_mode()
 def score(logits: Tensor, wanted: Sequence[Wanted]) -> list[Picked]:
     """Log-probabilities of given tokens and of the likeliest in their place; logits: [tokens, vocabulary]."""
+    return _scoring(logits, to_device([one.token for one in wanted], logits.device), [one.top for one in wanted])()
+
+
+def _scoring(logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Callable[[], list[Picked]]:
+    """As `score`, begun; what is returned waits for it. tokens: int64 [tokens]."""
     scores = logits.log_softmax(-1, dtype=torch.float32)
-    chosen = scores.gather(-1, to_device([one.token for one in wanted], logits.device)[:, None])
-    most = min(max(one.top for one in wanted), logits.shape[-1])
+    chosen = scores.gather(-1, tokens[:, None])
+    most = min(max(tops), logits.shape[-1])
     values, indices = scores.topk(most, dim=-1)
     # tokens are whole numbers below 2^53: one copy brings all
-    numbers: list[list[float]] = fetched(torch.cat([chosen.double(), values.double(), indices.double()], -1)).tolist()
-    return [
-        Picked(
-            one.token,
-            row[0],
-            tuple((int(row[1 + most + at]), row[1 + at]) for at in range(min(one.top, most))),
-        )
-        for one, row in zip(wanted, numbers, strict=True)
-    ]
+    here = fetching(torch.cat([tokens[:, None].double(), chosen.double(), values.double(), indices.double()], -1))
+
+    def wait() -> list[Picked]:
+        return [
+            Picked(
+                int(token),
+                logprob,
+                tuple((int(row[most + at]), row[at]) for at in range(min(top, most))),
+            )
+            for (token, logprob, *row), top in zip(here().tolist(), tops, strict=True)
+        ]
+
+    return wait
 
 
 def _shaped(logits: Tensor, requests: Sequence[Request]) -> Tensor:

@@ -45,7 +45,7 @@ def adjusted(logits: Tensor, request: Request) -> Tensor:
         tokens, biases = zip(*sampling.logit_bias, strict=True)
         logits[_index(tokens, logits)] += upload(biases, torch.float32, device)
     if len(request.tokens) < sampling.min_tokens and request.eos:
-        logits[_index([one for one in request.eos if one < logits.shape[-1]], logits)] = _NEVER
+        logits.index_fill_(0, _index([one for one in request.eos if one < logits.shape[-1]], logits), _NEVER)
     return logits
 
 

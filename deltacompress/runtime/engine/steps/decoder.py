@@ -33,22 +33,34 @@ _RUN = 128
 
 @dataclass
 class _Tokens:
-    """What a step computes. seats: rows of the table; pages: those that it names for each of these."""
+    """What a step computes.
+
+    seats: rows of the table; pages: those that it names for each of these; chosen: int64 [tokens] on the device, in
+    place of ids, where the host does not know them yet.
+    """
 
     slots: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     seats: list[int] = field(default_factory=list)
     pages: dict[int, Sequence[int]] = field(default_factory=lambda: {0: ()})
+    chosen: Tensor | None = None
 
-    def add(self, request: Request, seat: int, ids: Sequence[int]) -> None:
-        """The last tokens of a request."""
+    def add(self, request: Request, seat: int, ids: Sequence[int], length: int) -> None:
+        """The last tokens of a request, which has so many with them."""
         count = len(ids)
         self.slots += [request.slot] * count
         self.ids += ids
-        self.positions += range(request.length - count, request.length)
+        self.positions += range(length - count, length)
         self.seats += [seat] * count
         self.pages[seat] = request.pages
+
+    def on_device(self, inputs: Sequence[int], device: torch.device) -> Tensor:
+        """Inputs that begin with ids, int64, there."""
+        found = to_device(inputs, device)
+        if self.chosen is not None:
+            found[: len(self.ids)] = self.chosen
+        return found
 
 
 class Decoder:
@@ -101,22 +113,38 @@ class Decoder:
         self.rows, self._seats, self._begins = [], {}, {}
         self._table = self._table.new_zeros(0, _WIDTH)  # what it named may soon not be there
 
-    def step(self) -> Tensor:
+    def may_go_on(self) -> bool:
+        """Whether a step can be begun before the tokens of the one on its way are known: of no row it is known that it
+        ends by then, and neither pages nor the table have to move.
+        """
+        lacking = 0
+        for request in self.rows:
+            if request.finished is not None or len(request.tokens) + 1 >= request.limit:
+                return False
+            lacking += len(request.pages) < self._pages.needed(request.length + 1)
+        longest = max((request.length + 1 for request in self.rows), default=0)
+        return self._pages.needed(longest) <= self._table.shape[1] and self._pages.stay(lacking)
+
+    def step(self, chosen: Tensor | None = None) -> Tensor:
         """Logits [rows, vocabulary] after the last token of every row, none of which has ended.
+
+        chosen: int64 [rows] on the device, one more token of each, which the host does not know yet.
 
         Raises:
             BackendError: the device is out of memory.
         """
-        longest = self._pages.needed(max(request.length for request in self.rows))
+        more = 0 if chosen is None else 1
+        longest = self._pages.needed(max(request.length for request in self.rows) + more)
         self.fit(0, longest)
-        told, tokens, lasts = [], _Tokens(), []
+        told, tokens, lasts = [], _Tokens(chosen=chosen), []
         for request in self.rows:
-            seat = self._seats[request]
-            if len(request.pages) < self._pages.needed(request.length):
+            seat, length = self._seats[request], request.length + more
+            if len(request.pages) < self._pages.needed(length):
                 request.pages += self._pages.take(1)
                 told.append((seat, len(request.pages) - 1, request.pages[-1]))
             begin = self._begins.get(request)
-            tokens.add(request, seat, request.tokens[-1:] if begin is None else request.known[begin:])
+            ids = [0] if more else request.tokens[-1:] if begin is None else request.known[begin:]
+            tokens.add(request, seat, ids, length)
             lasts.append(len(tokens.ids) - 1)
         self._write(told)
         joined, self._begins = bool(self._begins), {}
@@ -154,7 +182,7 @@ class Decoder:
             found = self._graphs.run(
                 shape,
                 slots,
-                lambda: to_device(padded, device),
+                lambda: tokens.on_device(padded, device),
                 lambda batch, inputs: self.forward_step(batch, inputs, shape.pages),
                 lambda way: replace(
                     self._plan(tokens, padded, shape.rows, shape.pages),
@@ -167,7 +195,7 @@ class Decoder:
                 return found[: len(slots)]
         inputs = tokens.ids + tokens.positions + tokens.seats
         with self._model.others.forward(lambda: self._plan(tokens, inputs, len(slots), longest)):
-            return self.forward_step(Batch(slots, device), to_device(inputs, device), longest)
+            return self.forward_step(Batch(slots, device), tokens.on_device(inputs, device), longest)
 
     def _plan(self, tokens: _Tokens, inputs: list[int], rows: int, width: int) -> Plan:
         """Of a step, for those who do not have the table: its seats that rows have, and so many pages of each."""

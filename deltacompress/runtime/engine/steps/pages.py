@@ -74,6 +74,12 @@ class Pages:
         """Pages that somebody holds."""
         return self.count - 1 - len(self._free)
 
+    def stay(self, count: int) -> bool:
+        """Whether so many can be taken without any that move."""
+        lacking = count - len(self._free)
+        all_there = self._most is not None and self.count >= self._most
+        return lacking <= 0 or (all_there and lacking <= self.reclaimable())
+
     @property
     def room(self) -> int | None:
         """Pages that can still be taken; None: nobody knows, and there has been memory so far."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from deltacompress.runtime.batch import to_device
 from deltacompress.runtime.engine.policy.portions import fits, most_tokens
 from deltacompress.runtime.engine.requests import Listener, Request
-from deltacompress.runtime.engine.sampling.choose import Wanted, choose, score
+from deltacompress.runtime.engine.sampling.choose import Choice, Wanted, score
 from deltacompress.runtime.engine.steps.decoder import JOINED
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.pieces import SMALLEST, TOGETHER, Piece, Pieces, padded
@@ -29,8 +29,8 @@ _LOOKED_AT = 128 * 128 // 2
 class Through(NamedTuple):
     """What became of prompts in a step.
 
-    through: those that have a first token, and are in pages; joining: those of which the decoder computes the rest, and
-    how many of their tokens are in pages; tokens: that this takes, padding included.
+    through: those that are in pages, and have a first token once `take` is called; joining: those of which the decoder
+    computes the rest, and how many of their tokens are in pages; tokens: that this takes, padding included.
     """
 
     through: list[Request]
@@ -69,6 +69,7 @@ class Prompts:
         self._pages, self._prefixes = pages, prefixes
         self._groups: deque[Group] = deque()
         self._joined: list[tuple[Request, list[int]]] = []  # and the tokens of each
+        self._due: list[tuple[list[Request], Choice]] = []  # first tokens
 
     @property
     def requests(self) -> list[Request]:
@@ -99,6 +100,7 @@ class Prompts:
             self._let_go(group)
         self._groups.clear()
         self._joined.clear()
+        self._due.clear()
 
     def drop(self, gone: Collection[Request]) -> None:
         """Forget some, and those that have ended."""
@@ -143,6 +145,17 @@ class Prompts:
                     self._prefixes.keep(request, ids, request.pages)
                 found.through.extend(group.requests)
         return found._replace(tokens=most - left)
+
+    def take(self) -> None:
+        """The first tokens of those that are through; waits for them."""
+        due, self._due = self._due, []
+        for requests, choice in due:
+            found = choice.wait()
+            self._pieces.check()
+            for request, picked in zip(requests, found, strict=True):
+                if not request.tokens:
+                    self._listener.started(request)
+                self._listener.token(request, picked, request.take(picked.token))
 
     def joined(self) -> None:
         """Those that joined the step are in their pages, which others may look at from now on."""
@@ -199,7 +212,7 @@ class Prompts:
             self._groups.appendleft(one)
 
     def _forward(self, group: Group, columns: int) -> None:
-        """The next columns of a group; takes the first token of each request whose last one is among them."""
+        """The next columns of a group; chooses the first token of each request whose last one is among them."""
         first, last = group.done, group.done + columns
         for ids, one in zip(group.ids, group.requests, strict=True):
             one.pages += self._pages.take(max(0, self._pages.needed(min(last, len(ids))) - len(one.pages)))
@@ -209,9 +222,9 @@ class Prompts:
         logits = self._pieces.forward(Piece(slots, [ids[:last] for ids in group.ids], first, pages, spans))
         group.done = last
         self._listener.computed(sum(max(0, min(last, len(ids)) - first) for ids in group.ids))
-        self._take(group, spans, logits)
+        self._choose(group, spans, logits)
 
-    def _take(self, group: Group, spans: list[range], logits: Tensor) -> None:
+    def _choose(self, group: Group, spans: list[range], logits: Tensor) -> None:
         """logits: of the positions in `spans`, one request after another."""
         ends: list[tuple[Request, int]] = []
         at = 0
@@ -223,16 +236,10 @@ class Prompts:
             at += len(span)
             if len(span) > len(inner) and request.finished is None:
                 ends.append((request, at - 1))
-        if not ends:
-            return
-        rows = to_device([row for _, row in ends], logits.device)
-        requests = [request for request, _ in ends]
-        found = choose(logits[rows], requests)
-        self._pieces.check()
-        for request, picked in zip(requests, found, strict=True):
-            if not request.tokens:
-                self._listener.started(request)
-            self._listener.token(request, picked, request.take(picked.token))
+        if ends:
+            rows = to_device([row for _, row in ends], logits.device)
+            requests = [request for request, _ in ends]
+            self._due.append((requests, Choice(logits[rows], requests)))
 
 
 def _wanted(tokens: int, first: int, last: int, every: bool) -> range:
