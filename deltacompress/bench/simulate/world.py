@@ -121,7 +121,10 @@ class World:
         return copied * self._setting.times.swap_s + len(plan.bring) * self._setting.times.hold_ms / 1e3
 
     def _step(self, held_s: float) -> None:
-        """As the engine's: a prompt that comes to its end brings a token, and its request decodes in the same step."""
+        """As the engine's: a prompt that comes to its end brings a token, and its request decodes in the same step.
+
+        On a GPU, where others decode, it does in the next one, which is not simulated.
+        """
         running, ended = self._desk.running.values(), list[Ticket]()
         pending = sorted((one for one in running if one.pending), key=lambda one: one.place)
         waiting, alone = sum(one.pending for one in pending), len(pending) == len(running)

@@ -90,7 +90,7 @@ class Scheduler:
         self._prompts = Prompts(self._pieces, listener, step_tokens, self.pages, self.prefixes)
         self.decoder = Decoder(model, self.pages, self.graphs)
         self._flight = Flight(self.decoder, listener, self._others.check)
-        self._through: list[Request] = []  # whose prompts are, and that have no row yet
+        self._through: list[Request] = []  # requests whose prompts are, which get their rows in the coming step
 
     @torch.inference_mode()
     def warm(self) -> None:
@@ -229,7 +229,7 @@ class Scheduler:
         if self._flight.collect():
             self._pace.ends(time.monotonic())
         self._turns.settle()
-        self._let_go()
+        self._rearrange()
         self.swap.prepare()
         started = self._turns.take(self.max_batch, self._prompts.requests, self._give_way)
         self._pace.begins(time.monotonic())
@@ -256,8 +256,8 @@ class Scheduler:
 
     def _goes_on(self) -> bool:
         """Whether all that run are in the step on its way, can be in the next, and nobody else is to be computed."""
-        all_in = len(self._turns.running) == len(self.decoder.rows) and not self._prompts.requests
-        return self._runs_ahead and self._all_seen and all_in and self._flight.may_go_on
+        others = self._prompts.requests or self._through or self._turns.counts[1] != len(self.decoder.rows)
+        return self._runs_ahead and self._all_seen and not others and self._flight.may_go_on
 
     def _ended(self) -> list[Request]:
         """Tell the tokens that were taken; returns who ended."""
@@ -265,14 +265,14 @@ class Scheduler:
         ended = self._turns.ended()
         if not self._turns.running:
             self._flight.forget()  # of rows that their texts ended
-            self._let_go()
+            self._rearrange()
             self._pace.forget()
             if not ended:
                 time.sleep(WAIT_S)  # for a slot that a variant has which is being loaded
         return ended
 
-    def _let_go(self) -> None:
-        """Of the pages of those that have ended, so that others can have them; whose prompts are through get rows."""
+    def _rearrange(self) -> None:
+        """Whose prompts are through get rows; those that have ended give theirs, and their pages."""
         self._prompts.drop(())
         if self._through or any(request.finished is not None for request in self.decoder.rows):
             through, self._through = self._through, []

@@ -380,6 +380,50 @@ def test_first_tokens_do_not_hold_up_those_of_others(runtime: Runtime, monkeypat
     assert all_is_back(runtime, running)
 
 
+@pytest.mark.parametrize("how", ["its end", "a cancel"])
+def test_pages_of_one_that_its_first_token_ends(runtime: Runtime, how: str) -> None:
+    """They come back at once, however long others go on; a call of the base is no longer there when that is seen."""
+    running, log = engine(runtime, prefix_bytes=0)
+    running.submit(Call("there", "a", (5, 6), 50, LONG))
+    running.step()
+    running.submit(Call("comes", None, tuple(random_ids(40)), 1 if how == "its end" else 9, LONG))
+    running.step()
+    if how == "a cancel":
+        running.cancel("comes")
+    for _ in range(2):
+        running.step()
+    assert log.end("comes").tokens == 1
+    assert len(running._scheduler._turns.running) == 1
+    assert running._scheduler.pages.held == 1
+
+
+def test_first_tokens_that_are_due_where_a_launch_fails(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are computed again, and told once."""
+    real, failed = Decoder.step, list[bool]()
+
+    def step(self: Decoder, chosen: Tensor | None = None) -> Tensor:
+        one = running._scheduler
+        if one._through and not failed:
+            failed.append(bool(one._prompts._due))
+            raise BackendError("no memory")
+        return real(self, chosen)
+
+    monkeypatch.setattr(Decoder, "step", step)
+    running, log = engine(runtime, max_batch=4, prefix_bytes=0)
+    asked = [Call("there", "a", (5, 6), 12, LONG), Call("there too", "a", (5, 7), 12, LONG)]
+    asked += [Call("comes", None, tuple(random_ids(20)), 12, LONG)]
+    for call in asked:
+        running.submit(call)
+        running.step()
+    assert failed == [True]
+    assert not running._scheduler._prompts._due
+    assert not running._scheduler._through
+    drain(running)
+    for call in asked:
+        ends_as_alone(runtime, log, call)
+    assert all_is_back(runtime, running)
+
+
 @pytest.mark.parametrize("most", [1, 12])
 def test_a_first_token_that_ends_a_call(runtime: Runtime, most: int) -> None:
     """Beside a row that decodes, which ends before or after; or that is cancelled before it has a row."""

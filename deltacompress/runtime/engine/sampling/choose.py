@@ -35,8 +35,7 @@ class Choice:
         logits = mask_beyond(logits, [request.vocabulary for request in requests])
         self.tokens = _shaped(logits, requests).argmax(-1)
         self._here = fetching(self.tokens)
-        tops = {row: one.sampling.logprobs for row, one in enumerate(requests)}
-        self._told = {row: top for row, top in tops.items() if top is not None}
+        self._told = {row: top for row, one in enumerate(requests) if (top := one.sampling.logprobs) is not None}
         if self._told:
             rows = to_device([*self._told], logits.device)
             self._scores = _scoring(logits[rows], self.tokens[rows], [*self._told.values()])
