@@ -65,6 +65,8 @@ def test_seconds_in_line_are_told(narrow: Runtime, monkeypatch: pytest.MonkeyPat
     """A clock that goes on by a second before each step; who gives way stands in line, and so does who never starts."""
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
+    # each that runs gets a token in each step: what comes beside others would get its second one a step later
+    monkeypatch.setattr("deltacompress.runtime.engine.scheduler.computes_beside", lambda _: False)
     running, log = engine(narrow, max_batch=3)
     came: dict[str, list[float]] = {}
 
