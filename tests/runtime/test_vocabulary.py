@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import Batch
 from deltacompress.runtime.engine.requests import Picked, Request
+from deltacompress.runtime.engine.sampling.choose import Choice
 from deltacompress.runtime.engine.steps import prompts
 from deltacompress.runtime.variants.precision import Numerics
 
@@ -173,21 +174,22 @@ def test_the_row_of_an_ended_request_needs_its_variant_no_more(
     runtime.load(grown.artifact, "grown")
     requests = [(None, random_ids(4, seed)) for seed in range(5)]
     wanted = [one.tokens for one in runtime.complete(requests, 4)]
-    choose = prompts.choose
 
-    def ends_with_an_added_token(logits: Tensor, asked: list[Request]) -> list[Picked]:
-        found = choose(logits, asked)
-        for row, request in enumerate(asked):
-            if request.variant == "grown":
-                request.eos = frozenset({99})
-                found[row] = Picked(99, None, ())
-        return found
+    class EndsWithAnAddedToken(Choice):
+        def __init__(self, logits: Tensor, asked: Sequence[Request]) -> None:
+            super().__init__(logits, asked)
+            self.ends = [request.variant == "grown" for request in asked]
+            for request in asked:
+                request.eos |= {99} if request.variant == "grown" else set()
+
+        def wait(self) -> list[Picked]:
+            return [Picked(99, None, ()) if self.ends[row] else one for row, one in enumerate(super().wait())]
 
     def leave(*_: object) -> None:
         if "grown" in runtime.variants and not runtime.variants["grown"].users:
             runtime.unload("grown")
 
-    monkeypatch.setattr(prompts, "choose", ends_with_an_added_token)
+    monkeypatch.setattr(prompts, "Choice", EndsWithAnAddedToken)
     done = runtime.complete([("grown", [99]), *requests], 4, on_token=leave)
     assert not runtime.variants
     assert done[0].tokens == (99,)
