@@ -312,21 +312,26 @@ def test_an_engine_is_closed_while_a_step_is_on_its_way(runtime: Runtime, steps:
 
 
 def test_a_prompt_that_is_given_up_gives_its_pages(runtime: Runtime) -> None:
-    """That of a base's call, whose end nothing else waits for; the row beside it ends as nobody could know."""
-    running, log = engine(runtime, step_tokens=2, prefix_bytes=0)
-    running.submit(Call("row", "a", (5, 6), 40, LONG))
-    for _ in range(3):
-        running.step()
-    [request] = running._scheduler._turns.running
-    running.submit(Call("given up", None, tuple(random_ids(20)), 4, LONG))
-    for _ in range(3):
-        running.step()
-    assert running._scheduler._prompts.requests
-    request.eos, request.sampling = frozenset(range(request.vocabulary)), Sampling()
-    running.cancel("given up")
-    drain(running)
-    assert log.end("given up").finish == "cancelled"
-    assert running._scheduler.pages.held == 0
+    """That of a base's call, whose end nothing else waits for: while the row beside it goes on, or has ended."""
+    for goes_on in (True, False):
+        running, log = engine(runtime, step_tokens=2, prefix_bytes=0)
+        running.submit(Call("row", "a", (5, 6), 40, LONG))
+        for _ in range(3):
+            running.step()
+        [request] = running._scheduler._turns.running
+        running.submit(Call("given up", None, tuple(random_ids(20)), 4, LONG))
+        for _ in range(3):
+            running.step()
+        assert running._scheduler._prompts.requests
+        if not goes_on:
+            request.eos, request.sampling = frozenset(range(request.vocabulary)), Sampling()
+        running.cancel("given up")
+        for _ in range(2):
+            running.step()
+        assert log.end("given up").finish == "cancelled"
+        assert running._scheduler.pages.held == goes_on  # the page of the row
+        drain(running)
+        assert running._scheduler.pages.held == 0
 
 
 def test_pages_of_known_prompts(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, steps: list[bool]) -> None:
