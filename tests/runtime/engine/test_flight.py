@@ -118,8 +118,7 @@ def test_an_end_that_nobody_could_know_of(runtime: Runtime, steps: list[bool]) -
     running.submit(long)
     running.submit(ends := replace(long, id="ends", max_tokens=15))
     running.step()
-    by_id = {running._scheduler._turns.running[at].limit: at for at in (0, 1)}
-    request = running._scheduler._turns.running[by_id[15]]
+    [request] = [one for one in running._scheduler._turns.running if one.limit == ends.max_tokens]
     request.eos, request.sampling = frozenset({eos}), Sampling()
     drain(running)
     first = tokens.index(eos)
