@@ -255,7 +255,10 @@ def _flop_per_token(shape: ModelShape, recipe: Recipe, seq_len: int) -> tuple[fl
     inputs = 2 * shape.hidden**2 + shape.q_width**2 + shape.mlp**2  # q/k/v, gate/up, o and down
     if shape.experts:
         inputs += mlps * shape.hidden**2 + (2 * mlps - 1) * shape.mlp**2
-    return (2.0 * forward, 3.0 * inputs) if asymmetric else (float(forward), float(inputs))
+    if not asymmetric:
+        return float(forward), float(inputs)
+    wide = [shape.q_width] if shape.experts else [shape.q_width, shape.mlp]  # o's and down's, by their outputs
+    return 2.0 * forward, 3.0 * inputs - sum(max(2 * size**2 - 4 * shape.hidden * size, 0) for size in wide)
 
 
 def _product_rate(device: torch.device) -> float:

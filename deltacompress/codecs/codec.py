@@ -50,6 +50,7 @@ class Codec:
         Plan.rows gives it.
     encode_group: (linears, statistics, settings) -> Encoded by name, for a codec that calibrates: linears that share
         one input and the same settings are solved together, from the sums over their inputs, which it may use up.
+    by_outputs: whether a linear that is solved alone may come with `moved`, and its sums without D.
     fit: (what Fit holds) -> a value for each tensor, which `encode` gets as a fifth argument. Called once, before any
         tensor is coded; for a codec that looks at the whole model first. Values are plain data, as JSON knows it, so
         that a run that is resumed has the very same.
@@ -62,6 +63,7 @@ class Codec:
     settings: type[Settings]
     encode: Callable[..., Encoded] | None = None
     encode_group: Callable[[list[LinearToEncode], HessianAccumulator, Any], dict[str, Encoded]] | None = None
+    by_outputs: bool = False
     fit: Callable[[Fit], Mapping[str, Any]] | None = None
     accepts: Callable[[Any], bool] | None = None
     any_device: bool = False

@@ -80,7 +80,7 @@ def encode_factored(linears: list[LinearToEncode], shared: Factored, settings: O
     specs = {one.name: spec_for(settings, rows=one.delta.shape[0], columns=columns, name=one.name) for one in linears}
     targets = {one.name: one.delta for one in linears}
     shifted = False
-    if shared.drift is not None and settings.asymmetric > 0:
+    if settings.asymmetric > 0 and (shared.drift is not None or all(one.moved is not None for one in linears)):
         shifted = True
         with part("shift"):
             targets = _shifted(linears, shared.drift, factor, order, settings.asymmetric)
@@ -114,28 +114,26 @@ def _encoded(
     lost, both, whole, *own = torch.stack(rows).sum(1, dtype=torch.float64).tolist()  # a GPU is waited for once
     energy = one.energy if one.energy is not None else own[0] if own else whole
     sums = Sums(lost, energy, both, whole)
-    return Encoded(
-        "packed",
-        spec.to_json(),
-        solved.packed(spec),
-        loss=sums.loss,
-        kept=sums.kept,
-        damp_fraction=damp_fraction,
-        sums=sums,
-    )
+    parts, (loss, kept) = solved.packed(spec), (sums.loss, sums.kept)
+    return Encoded("packed", spec.to_json(), parts, loss=loss, kept=kept, damp_fraction=damp_fraction, sums=sums)
 
 
 def _shifted(
-    linears: list[LinearToEncode], drift: Tensor, factor: hessians.Factor, order: Tensor | None, strength: float
+    linears: list[LinearToEncode], drift: Tensor | None, factor: hessians.Factor, order: Tensor | None, strength: float
 ) -> dict[str, Tensor]:
-    """The targets delta + strength * W_ft D H^-1, whichever of the two products comes first being the smaller."""
+    """The targets delta + strength * W_ft D H^-1, whichever of the two products comes first being the smaller.
+
+    drift: D; None where each linear has W_ft D.
+    """
 
     def times_inverse(left: Tensor) -> Tensor:
         return _unordered(factor.inverse_times(left if order is None else left[:, order]), order)
 
-    if sum(one.delta.shape[0] for one in linears) < len(drift):
-        drifts = ((one, product(one.finetuned, drift)) for one in linears)
-        return {one.name: times_inverse(moved).mul_(strength).add_(one.delta) for one, moved in drifts}
+    if drift is None or sum(one.delta.shape[0] for one in linears) < len(drift):
+        drifts = ((one, one.moved if drift is None else product(one.finetuned, drift)) for one in linears)
+        return {
+            one.name: times_inverse(moved).mul_(strength).add_(one.delta) for one, moved in drifts if moved is not None
+        }
     shift = times_inverse(drift).mul_(strength)
     return {one.name: one.delta + product(one.finetuned, shift) for one in linears}
 

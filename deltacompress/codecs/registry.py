@@ -59,7 +59,7 @@ CODECS = {
         ),
         Codec(CountedSettings, _late("counted", "encode_elements"), any_device=True, counts=True),
         Codec(LowRankSettings, _late("low_rank", "encode_elements")),
-        Codec(ObsSettings, encode_group=_late("obs", "encode")),
+        Codec(ObsSettings, encode_group=_late("obs", "encode"), by_outputs=True),
         Codec(RtnSettings, _late("rtn", "encode_elements"), any_device=True),
         Codec(ExactSettings, _exact),
         Codec(SkipSettings, _skip),

@@ -61,8 +61,8 @@ class TensorPlan:
 
     def matrix(self, scope: Literal["delta", "full"]) -> tuple[int, int]:
         """Rows and columns of what is coded of it: none of those that the base does not have."""
-        shared = self.pair.base_rows if scope == "delta" else None
-        return matrix_of(self.pair.info.shape, shared, transposed=self.transposed)[:2]
+        rows = self.pair.base_rows if scope == "delta" else None
+        return matrix_of(self.pair.info.shape, rows, transposed=self.transposed)[:2]
 
     @property
     def name(self) -> str:
@@ -82,6 +82,12 @@ class TensorPlan:
     def needs_teacher(self) -> bool:
         """Whether it is coded from what the fine-tuned model gives it, too."""
         return self.calibrated and self.settings.needs_teacher
+
+    @property
+    def by_outputs(self) -> bool:
+        """Whether, alone with its input, it takes W_ft D and no D (numerics/hessian.py): that is fewer operations."""
+        able = self.needs_teacher and self.codec.by_outputs and not self.transposed
+        return able and 2 * self.outputs < self.inputs
 
     @property
     def needs_fisher(self) -> bool:
@@ -232,12 +238,9 @@ def make_plan(
     tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of, odd, same)}
     _check_shapes(recipe, tensors.values())
     if all(plan.treatment in ("identical", "alias") for plan in tensors.values()):
-        raise PairError(
-            f"has the weights of the base {base.path} (content hash {finetuned.fingerprint()[:12]}), so "
-            "there is nothing to compress",
-            where=finetuned.path,
-            way_out="give the fine-tuned model",
-        )
+        same_as = f"the base {base.path} (content hash {finetuned.fingerprint()[:12]})"
+        told = f"has the weights of {same_as}, so there is nothing to compress"
+        raise PairError(told, where=finetuned.path, way_out="give the fine-tuned model")
     exact = [name for name, plan in tensors.items() if plan.treatment == "exact"]
     unwalked = tuple(name for name in exact if name in odd.unwalked)
     merged = tuple(name for name in exact if name in odd.merged and name not in odd.unwalked)
@@ -288,10 +291,8 @@ def _identical(pairing: Pairing) -> frozenset[str]:
 
 
 def _treatment(found: TensorPair, recipe: Recipe, settings: Settings, same: frozenset[str]) -> Treatment:
-    if found.status != "paired" and not (recipe.scope == "full" and found.status == "added"):
-        return "alias" if found.status == "alias" else "added"
-    info = found.info
-    if info.name in same:
-        return "identical"
-    lossy = info.dtype in FLOATS and len(info.shape) >= 1 and info.numel > 0
-    return "code" if lossy and settings.codec != "exact" else "exact"
+    info, status = found.info, found.status
+    if status != "paired" and not (recipe.scope == "full" and status == "added"):
+        return "alias" if status == "alias" else "added"
+    lossy = info.dtype in FLOATS and len(info.shape) >= 1 and info.numel > 0 and settings.codec != "exact"
+    return "identical" if info.name in same else "code" if lossy else "exact"

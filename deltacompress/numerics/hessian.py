@@ -9,6 +9,9 @@ With D = 2/N * sum (x' - x) x^T the layer's loss
 is, up to a constant, tr (delta - T) H (delta - T)^T with T = (W_ft - W_base) + W_ft D H^-1: one quadratic form whose
 target is shifted. So asymmetric calibration (GPTAQ, ICML'25) needs no change in the solver: D H^-1 is shared by all
 layers with the same input, and a strength alpha in 0..1 scales the shift.
+
+D takes as many operations a token as it has entries. Where a layer is alone with its input and has few outputs, W_ft D
+takes less, summed up as it is: W_ft (x' - x) is made first, and no D at all.
 """
 
 from __future__ import annotations
@@ -30,11 +33,18 @@ DAMPING_STEPS = (1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class HessianAccumulator:
-    """Running sums over calibration tokens, float32 [in, in] each."""
+    """Running sums over calibration tokens, float32 [in, in] each.
 
-    def __init__(self, features: int, *, device: torch.device, asymmetric: bool) -> None:
+    finetuned: W_ft f32 [out, in], to sum up W_ft D [out, in] (`moved`) in the place of D.
+    """
+
+    def __init__(
+        self, features: int, *, device: torch.device, asymmetric: bool, finetuned: Tensor | None = None
+    ) -> None:
         self._xx = torch.zeros(features, features, device=device)
-        self._dx = torch.zeros(features, features, device=device) if asymmetric else None
+        self._finetuned = None if finetuned is None else _rounded(finetuned)
+        rows = features if finetuned is None else len(finetuned)
+        self._dx = torch.zeros(rows, features, device=device) if asymmetric else None
         self.tokens = 0
         self._finished = False
 
@@ -43,7 +53,7 @@ class HessianAccumulator:
 
         Inputs that are fp16 on an NVIDIA GPU are multiplied as they are, and so is their difference: near values have
         an exact one. All others are multiplied as fp32, which such a GPU rounds to bfloat16, differences after they
-        are taken. It is noise that averages out over tokens. Sums are fp32 always.
+        are taken; so is all that W_ft D is made of. It is noise that averages out over tokens. Sums are fp32 always.
         """
         if target_x is None and self._dx is not None:
             raise ValueError("an asymmetric accumulator needs the fine-tuned model's inputs too")
@@ -52,7 +62,12 @@ class HessianAccumulator:
         rounded = _rounded(x)
         _add_squares(self._xx, rounded)
         if self._dx is not None and target_x is not None:
-            _add_product(self._dx, _rounded(target_x - x), rounded)
+            drift = target_x - x
+            if self._finetuned is None:
+                _add_product(self._dx, _rounded(drift), rounded)
+            else:
+                moved = _outputs(drift, self._finetuned)
+                _add_product(self._dx, moved, rounded.to(moved.dtype))
         self.tokens += x.shape[0]
 
     def draw_towards(self, other: HessianAccumulator, tokens: int) -> None:
@@ -64,12 +79,9 @@ class HessianAccumulator:
 
     def copy(self) -> HessianAccumulator:
         """The same sums once more, for a second `finish`."""
-        features, device = self._xx.shape[0], self._xx.device
-        twin = HessianAccumulator(features, device=device, asymmetric=self._dx is not None)
-        twin._xx.copy_(self._xx)
-        if twin._dx is not None and self._dx is not None:
-            twin._dx.copy_(self._dx)
-        twin.tokens = self.tokens
+        twin = HessianAccumulator(0, device=self._xx.device, asymmetric=False)
+        twin._xx, twin._dx = self._xx.clone(), None if self._dx is None else self._dx.clone()
+        twin._finetuned, twin.tokens = self._finetuned, self.tokens
         return twin
 
     def reduce_(self, sum_: Callable[[Tensor], None], total: Callable[[int], int]) -> None:
@@ -81,6 +93,13 @@ class HessianAccumulator:
             if one is not None:
                 sum_(one)
         self.tokens = total(self.tokens)
+
+    def moved(self) -> Tensor | None:
+        """W_ft D f32 [out, in], where it was summed up; the sums become it, and are handed over: `finish` has no D."""
+        if self._finetuned is None or self._dx is None:
+            return None
+        moved, self._dx = self._dx.mul_(2.0 / max(self.tokens, 1)), None
+        return moved
 
     def finish(self) -> tuple[Tensor, Tensor | None]:
         """(H, D) as the module docstring defines them; the sums become them, in place, and are handed over.
@@ -115,6 +134,15 @@ def _add_squares(total: Tensor, rounded: Tensor) -> None:
 def _rounded(inputs: Tensor) -> Tensor:
     """Inputs f32 or f16 of a product as this device multiplies them: an NVIDIA GPU takes bfloat16 for f32."""
     return inputs.bfloat16() if inputs.is_cuda and _NVIDIA and inputs.dtype == torch.float32 else inputs
+
+
+def _outputs(drift: Tensor, finetuned: Tensor) -> Tensor:
+    """W x of each row x of f32 or f16 [tokens, in], for W as `_rounded` makes it, in its dtype; sums are fp32."""
+    if finetuned.dtype == torch.float32:
+        return drift @ finetuned.T
+    with torch.autocast("cuda", enabled=False):
+        found = torch.mm(drift.to(finetuned.dtype), finetuned.T, out_dtype=torch.float32)
+    return found.to(finetuned.dtype)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -19,10 +19,12 @@ from deltacompress.numerics.compiled import fused as compiled
 from deltacompress.numerics.compiled.threads import small_operations
 from deltacompress.numerics.grid import Grid, GroupTables, dequantize
 from deltacompress.numerics.pairs import PAIRS
-from deltacompress.numerics.products import WIDE, Growing
+from deltacompress.numerics.products import Growing
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.triton import fused
 
+_WIDE = {"cpu": 512, "cuda": 1024}
+"""Columns whose products with all others are taken at once: a GPU waits for launches, and with more there are fewer."""
 _FIRST = [i for i, _ in PAIRS] + [j for _, j in PAIRS]
 _SECOND = [j for _, j in PAIRS] + [i for i, _ in PAIRS]
 """Each pair in the order in which its weights stand, and each the other way round."""
@@ -63,10 +65,10 @@ def refine(
     columns = target.shape[1]
     joint = sparsity.kind == "n:m" and (sparsity.n, sparsity.m) == (2, 4) and grid.group % 4 == 0
     improve = _improver(grid, columns, target.device)
-    moved = Growing(value)
+    moved, most = Growing(value), _WIDE[target.device.type]
     for sweep in range(sweeps):
-        for begin in range(0, columns, WIDE):
-            wide = slice(begin, min(begin + WIDE, columns))
+        for begin in range(0, columns, most):
+            wide = slice(begin, min(begin + most, columns))
             reach = columns if sweep else begin
             present = moved.under(hessian[wide, :reach]).add_(gradient[wide])
             before, change = torch.empty_like(present), value[wide].clone()

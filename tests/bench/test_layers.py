@@ -13,6 +13,7 @@ from deltacompress.bench import layers
 from deltacompress.bench.layers import LayersBench, run
 from deltacompress.bench.synthetic import ModelShape
 from deltacompress.cli.main import main
+from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import BackendError, InputError
 from deltacompress.reporter import SILENT
 
@@ -38,6 +39,14 @@ def test_every_step_is_timed_and_held_against_the_arithmetic(
     assert found["peak_device_bytes"] is None
     assert found["product_tflop_s"] == pytest.approx(0.3)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("recipe", "sums"), [("int4-24", 3 * 2 * 64**2), ("deltazip-4bit", 2 * 64**2)])
+def test_what_is_summed_up_by_few_outputs_takes_less(recipe: str, sums: int) -> None:
+    """Of o with 192 inputs and down with 256, each with 64 outputs: two products of both sizes for that of inputs."""
+    shape = ModelShape(64, 1, 256, 3, 64, 64, kv_heads=3, head_width=64)
+    few = sum(size**2 + (4 * 64 * size if recipe == "int4-24" else 0) for size in (192, 256))
+    assert layers._flop_per_token(shape, Recipe.load(recipe), 32)[1] == sums + few
 
 
 def test_a_mixture_is_timed_like_any_other_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,23 @@ def test_targets_move_by_the_same_whichever_product_comes_first(rows: int, order
         assert float((found[one.name] - wanted).abs().max()) <= FLOAT32_CHAIN.value * float(wanted.abs().max())
 
 
+def test_targets_move_by_the_same_where_w_d_is_summed_up() -> None:
+    """The codes are those of D, and without any strength those of no teacher; of no other rows than the linear's."""
+    it, settings = layer(rows=12), ObsSettings(bits=8, asymmetric=1.0)
+    sums = HessianAccumulator(COLUMNS, device=torch.device("cpu"), asymmetric=True, finetuned=it.finetuned)
+    sums.add(it.x, it.target_x)
+    moved = sums.moved()
+    linear = LinearToEncode("q", it.delta, it.finetuned, moved=moved)
+    found = obs.encode([linear], sums.copy(), settings)["q"]
+    wanted = encode(it, bits=8, asymmetric=1.0)
+    assert found.loss == pytest.approx(wanted.loss, rel=1e-3)
+    assert torch.allclose(decode(found), decode(wanted), atol=1e-5)
+    unmoved = encode(it, bits=8, asymmetric=0.0)
+    assert float((decode(found) - decode(unmoved)).abs().max()) > 1e-2
+    still = obs.encode([linear], sums, ObsSettings(bits=8, asymmetric=0.0))["q"]
+    assert torch.equal(decode(still), decode(unmoved))
+
+
 @pytest.mark.parametrize("sparsity", PATTERNS)
 def test_linears_that_share_inputs_are_encoded_as_if_alone(sparsity: str) -> None:
     it, other = layer(rows=12), layer(rows=5, seed=1)

@@ -324,3 +324,14 @@ def test_least_time_by_arithmetic(make_pair: Callable[..., Pair], tmp_path: Path
     assert found["tflop"] * 1e12 == pytest.approx(16 * 16 * (2 * 2 * weights + sums))
     assert found["at_least_seconds"] == pytest.approx(found["tflop"] / found["product_tflop_s"])
     assert planned(pair, tmp_path / "out", recipe="lossless").time is None
+
+
+def test_least_time_of_a_linear_that_is_summed_up_by_its_outputs(
+    make_pair: Callable[..., Pair], tmp_path: Path
+) -> None:
+    pair = make_pair("llama", hidden_size=128, intermediate_size=512)
+    found = planned(pair, tmp_path / "out", samples=16, seq_len=16).time
+    assert found is not None
+    weights = 2 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 512)
+    sums = 2 * (3 * 128**2 + 512**2 + 4 * 128 * 512)
+    assert found["tflop"] * 1e12 == pytest.approx(16 * 16 * (2 * 2 * weights + sums))

@@ -24,7 +24,9 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import RULES, Recipe
 from deltacompress.compression import steps
 from deltacompress.compression.layerwise import model
+from deltacompress.compression.planning import TensorPlan
 from deltacompress.models.skeleton import Skeleton
+from deltacompress.numerics.hessian import HessianAccumulator
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -234,6 +236,33 @@ def test_one_linear_of_a_group_may_be_asymmetric_alone(pair: Pair, tmp_path: Pat
 
     assert distance(k, all_of_them) < 0.2 * distance(k, none_of_them)
     assert distance(q, none_of_them) < 0.2 * distance(q, all_of_them)
+
+
+def test_a_linear_of_few_outputs_is_summed_up_by_them_and_coded_the_same(
+    make_pair: Callable[..., Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Down, which has 32 outputs and 96 inputs; o has as many of both, and the others share their inputs."""
+    pair, shapes = make_pair("llama", intermediate_size=96, num_hidden_layers=2), []
+    inner = HessianAccumulator.moved
+
+    def moved(sums: HessianAccumulator) -> torch.Tensor | None:
+        found = inner(sums)
+        shapes.append(None if found is None else tuple(found.shape))
+        return found
+
+    monkeypatch.setattr(HessianAccumulator, "moved", moved)
+    rule = {"kind": "linear", "codec": "obs", "bits": 8, "asymmetric": 1.0}
+    _, found, _ = made(pair, tmp_path / "few", rule)
+    assert shapes == [None, None, None, (32, 96)] * 2
+    monkeypatch.setattr(TensorPlan, "by_outputs", False)
+    shapes.clear()
+    _, wanted, _ = made(pair, tmp_path / "all", rule)
+    assert shapes == [None] * 8
+    still = made(pair, tmp_path / "still", rule | {"asymmetric": 0.0})[1]
+    for name, weight in wanted.items():
+        assert torch.allclose(found[name].float(), weight.float(), atol=1e-4)
+    down = "model.layers.1.mlp.down_proj.weight"
+    assert float((still[down].float() - wanted[down].float()).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize(("dtype", "wanted"), [(torch.bfloat16, "medium"), (torch.float16, "highest")])

@@ -26,6 +26,7 @@ class Shape:
     outputs: int
     inputs: int
     needs_fisher: bool = False
+    by_outputs: bool = False
     settings: ObsSettings | None = None
 
 
@@ -79,6 +80,14 @@ def test_experts_are_solved_one_by_one_and_have_sums_each() -> None:
     assert needs.of_sums([GATE, DOWN]) == sums(10) + sums(30)
     assert needs.of_sums([GATE, DOWN], 5) == 5 * sums(10) + sums(30)
     assert needs.of_forwards([Q, GATE, DOWN]) == forwards(30, 1000)
+
+
+def test_what_is_summed_up_by_outputs_takes_their_rows() -> None:
+    """Of a linear that is alone; of two that share an input, or of experts, all is as ever."""
+    shapes = SHAPES | {name: replace(SHAPES[name], by_outputs=True) for name in ("down", "gate", "up")}
+    assert Needs(shapes, {}, 1, 10, CPU).of_sums([DOWN, GATE]) == 4 * 30 * (30 + 10) + sums(10)
+    experts = {"down": cast("Any", object())}
+    assert Needs(shapes, experts, 1, 10, CPU).of_sums([DOWN], 2) == 2 * sums(30)
 
 
 def test_what_recipes_take_besides() -> None:

@@ -107,6 +107,19 @@ def test_two_make_what_one_makes_and_the_same_bytes_twice(
     assert len(followers) == 2
 
 
+def test_sums_by_outputs_are_cut_as_rows_are(
+    make_pair: Callable[..., Pair], tmp_path: Path, followers: list[Follower]
+) -> None:
+    """Of down: 32 outputs and 96 inputs; 8 bits, so that each code tells by how much its target was shifted."""
+    pair = make_pair("llama", dtype=torch.float32, intermediate_size=96)
+    rule = {"kind": "linear", "codec": "obs", "bits": 8, "asymmetric": 1.0}
+    recipe = Recipe.parse({"name": "mine", "rules": [rule, {"codec": "exact"}]})
+    pair.compress(tmp_path / "one", recipe=recipe, samples=33)
+    pair.compress(tmp_path / "two", recipe=recipe, samples=33, devices=[0, 1])
+    assert_alike(tmp_path / "one", tmp_path / "two", codes_equal=0.99)
+    assert followers
+
+
 def test_three_batches_on_two_and_rows_that_do_not_divide_on_three(
     wide_pair: Pair, tmp_path: Path, followers: list[Follower]
 ) -> None:

@@ -32,6 +32,45 @@ def test_h_and_d_are_twice_the_mean_outer_products(columns: int) -> None:
     assert np.allclose(drift.numpy(), 2 / 60 * (b - a).T @ a, atol=FLOAT32_CHAIN.value)
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "error"),
+    [
+        ("cpu", torch.float32, 1e-6),
+        pytest.param("cuda", torch.float32, 5e-3, marks=pytest.mark.gpu),
+        pytest.param("cuda", torch.float16, 5e-3, marks=pytest.mark.gpu),
+    ],
+)
+def test_w_d_is_summed_up_in_the_place_of_d(device: str, dtype: torch.dtype, error: float) -> None:
+    """By norm, against fp64 of the same inputs; a GPU rounds to bfloat16, differences after they are taken."""
+    x, other, finetuned = (normal(*shape, seed=k) for k, shape in enumerate([(4000, 90), (4000, 90), (20, 90)]))
+    x, target, finetuned = (one.to(device, dtype) for one in (x, x + 0.01 * other, finetuned))
+    sums = HessianAccumulator(90, device=torch.device(device), asymmetric=True, finetuned=finetuned.float())
+    for start, stop in ((0, 13), (13, 14), (14, 4000)):
+        sums.add(x[start:stop], target[start:stop])
+    twin = sums.copy()
+    twin.reduce_(lambda one: one.mul_(2), lambda tokens: tokens * 2)  # as if another had as many of the same
+    moved = sums.moved()
+    assert moved is not None
+    assert sums.moved() is None
+    a, b, w = x.double(), target.double(), finetuned.double()
+    wanted = 2 / 4000 * w @ (b - a).T @ a
+    assert float((moved.double() - wanted).norm() / wanted.norm()) < error
+    again = twin.moved()
+    assert again is not None
+    assert torch.equal(moved, again)
+    hessian, drift = sums.finish()
+    assert drift is None
+    wanted = 2 / 4000 * a.T @ a
+    assert float((hessian.double() - wanted).norm() / wanted.norm()) < error
+
+
+def test_a_d_that_is_summed_up_itself_has_no_w_d() -> None:
+    sums = HessianAccumulator(3, device=CPU, asymmetric=True)
+    sums.add(normal(8, 3, seed=0), normal(8, 3, seed=1))
+    assert sums.moved() is None
+    assert sums.finish()[1] is not None
+
+
 @pytest.mark.parametrize("columns", [7, 600])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_squares_add_up_in_upper_panels(columns: int, device: str) -> None:

@@ -38,7 +38,7 @@ class Room:
         self, device: torch.device, *, features: int, hidden: int, tokens: int, note: Callable[[str], None]
     ) -> None:
         self.device, self.tokens, self._note = device, tokens, note
-        solving = sums_bytes(features) + solver_bytes(features, 0)
+        solving = sums_bytes(features, features) + solver_bytes(features, 0)
         self._kept_free = max(solving, forward_bytes(features, hidden, tokens, device.type))
         if device.type == "cuda":
             self._limit = int(_DEVICE_SHARE * (free_bytes(device) + torch.cuda.memory_allocated(device)))
@@ -98,9 +98,9 @@ class Room:
             torch.cuda.empty_cache()
 
 
-def sums_bytes(features: int) -> int:
-    """H and E of so many inputs, f32."""
-    return 2 * 4 * features**2
+def sums_bytes(features: int, rows: int) -> int:
+    """H and E of so many inputs, f32; rows: of E, as many, or fewer where that is summed up by outputs."""
+    return 4 * features * (features + rows)
 
 
 def solver_bytes(features: int, rows: int, *, matrices: int = OF_ROWS) -> int:

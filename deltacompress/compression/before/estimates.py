@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import defaultdict
 
 import torch
 
@@ -133,12 +132,14 @@ def least_seconds(prepared: Prepared, processes: int = 1) -> dict[str, float] | 
     merged = skeleton.odd_linears.merged
     linears = [tensor for tensor in plan.tensors.values() if tensor.kind == "linear" and tensor.name not in merged]
     forward = 2 * sum(tensor.pair.info.numel for tensor in linears) * both
-    inputs: dict[str, set[int]] = defaultdict(set)  # of each layer; linears with equally many inputs may share them
+    sums: dict[tuple[str, int], int] = {}  # by layer and inputs: linears with equally many may share them
     for tensor in linears:
         if tensor.calibrated:
-            inputs[".".join(re.findall(r"\d+", tensor.name)[:1])].add(_columns(tensor))
-    sums = sum(size**2 for sizes in inputs.values() for size in sizes) * (3 if plan.asymmetric else 1)
-    work = float((forward + sums) * tokens.ids.numel())
+            size = _columns(tensor)
+            drift = 4 * size * tensor.outputs if tensor.by_outputs else 2 * size**2
+            at = ".".join(re.findall(r"\d+", tensor.name)[:1]), size
+            sums[at] = min(sums.get(at, 3 * size**2), size**2 + (drift if plan.asymmetric else 0))
+    work = float((forward + sum(sums.values())) * tokens.ids.numel())
     rate = _product_rate(skeleton.device, bf16=plan.bf16_linears) * processes
     return {"tflop": work / 1e12, "product_tflop_s": rate / 1e12, "at_least_seconds": work / rate}
 

@@ -53,8 +53,8 @@ class Needs:
 
     def of_sums(self, stage: Stage, experts: int = 1) -> int:
         """Bytes for the sums of a stage, of so many experts."""
-        counts = ((experts if group[0] in self.experts else 1, self._inputs(group)) for group in stage)
-        return sum(count * sums_bytes(inputs) for count, inputs in counts)
+        counts = ((experts if group[0] in self.experts else 1, group) for group in stage)
+        return sum(count * sums_bytes(self._inputs(group), self._drift_rows(group)) for count, group in counts)
 
     def _solver(self, group: Sequence[str]) -> int:
         own, inputs = [self.tensors[name] for name in group], self._inputs(group)
@@ -62,13 +62,17 @@ class Needs:
         solving = solver_bytes(inputs, max(self._rows(group)), matrices=OF_DRAWN if drawn else OF_ROWS)
         fisher = max((fisher_bytes(one.outputs) for one in own if one.needs_fisher), default=0)
         copied = any(one.settings != own[0].settings for one in own)  # each is solved from sums of its own
-        return solving + fisher + copied * sums_bytes(inputs)
+        return solving + fisher + copied * sums_bytes(inputs, inputs)
 
     def _forwards(self, features: int) -> int:
         return forward_bytes(features, self.hidden, self.tokens, self.device.type)
 
     def _inputs(self, group: Sequence[str]) -> int:
         return self.tensors[group[0]].inputs
+
+    def _drift_rows(self, group: Sequence[str]) -> int:
+        alone = len(group) == 1 and group[0] not in self.experts and self.tensors[group[0]].by_outputs
+        return self.tensors[group[0]].outputs if alone else self._inputs(group)
 
     def _rows(self, group: Sequence[str]) -> list[int]:
         """Of each set of linears that is solved at once, an expert's or all of a group, how many rows they have."""

@@ -67,8 +67,9 @@ def solve(
     assert encode_group is not None
     with part("read"):
         references = {tensor.name: plan.base_of(tensor, walk.skeleton.device) for tensor in tensors}
+    moved = statistics.moved()
     linears = [
-        to_encode(plan.tensors[name], weights[name], reference, walk.fisher.pop(name, None))
+        to_encode(plan.tensors[name], weights[name], reference, walk.fisher.pop(name, None), moved)
         for name, reference in references.items()
     ]
     shares = RowShares(walk.ranks, tensors, linears)
@@ -82,11 +83,18 @@ def solve(
 
 
 def to_encode(
-    tensor: TensorPlan, weight: Tensor, reference: Tensor | None, fisher: Tensor | None = None
+    tensor: TensorPlan,
+    weight: Tensor,
+    reference: Tensor | None,
+    fisher: Tensor | None = None,
+    moved: Tensor | None = None,
 ) -> LinearToEncode:
-    """A linear as codecs see it. weight: the fine-tuned one, f32; reference: what it is coded against."""
+    """A linear as codecs see it. weight: the fine-tuned one, f32; reference: what it is coded against; moved: W_ft D,
+    of one that takes it.
+    """
     delta = delta_of(weight, reference, tensor.name)
     if tensor.transposed:
         return LinearToEncode(tensor.name, delta.t().contiguous(), weight.t().contiguous(), fisher)
     rows = delta.shape[0]  # the base's, which added tokens come after
-    return LinearToEncode(tensor.name, delta, weight[:rows], None if fisher is None else fisher[:rows, :rows])
+    fisher, moved = None if fisher is None else fisher[:rows, :rows], None if moved is None else moved[:rows]
+    return LinearToEncode(tensor.name, delta, weight[:rows], fisher, moved)

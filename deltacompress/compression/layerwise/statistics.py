@@ -35,7 +35,7 @@ def collect(
     """
     leaders = [group[0] for group in portion.groups]
     where = leaders[-1].split(".")[-2]
-    sums = {group[0]: _sums(walk, group, experts.get(group[0]), portion.experts) for group in portion.groups}
+    sums = {group[0]: _sums(walk, group, experts.get(group[0]), portion.experts, finetuned) for group in portion.groups}
     changed = {name: weight for name, weight in finetuned.items() if weights[name] is not weight}
     walk.skeleton.swap(weights)
     with_finetuned = partial(_with, walk, changed, {name: weights[name] for name in changed})
@@ -71,13 +71,14 @@ def collect(
 
 
 def _sums(
-    walk: Walk, group: Sequence[str], stage: ExpertStage | None, experts: range
+    walk: Walk, group: Sequence[str], stage: ExpertStage | None, experts: range, finetuned: Mapping[str, Tensor]
 ) -> HessianAccumulator | ExpertSums:
     """None of any tokens yet. stage, experts: of a group of experts, what it is and which of them."""
     features, device = walk.plan.tensors[group[0]].inputs, walk.skeleton.device
     asymmetric = any(walk.plan.tensors[name].needs_teacher for name in group)
     if stage is None:
-        return HessianAccumulator(features, device=device, asymmetric=asymmetric)
+        own = finetuned[group[0]] if len(group) == 1 and walk.plan.tensors[group[0]].by_outputs else None
+        return HessianAccumulator(features, device=device, asymmetric=asymmetric, finetuned=own)
     chosen = {stage.expert_of[name] for name in group} & set(experts)
     by_token = stage.a_row_a_token
     return ExpertSums(features, chosen, a_row_a_token=by_token, device=device, asymmetric=asymmetric)

@@ -36,7 +36,8 @@ class RowShares:
         if not self._cut:
             return linear
         rows = self._ranks.share(self._rows[linear.name])
-        return LinearToEncode(linear.name, linear.delta[rows], linear.finetuned[rows])
+        moved = None if linear.moved is None else linear.moved[rows]
+        return LinearToEncode(linear.name, linear.delta[rows], linear.finetuned[rows], moved=moved)
 
     def losses(self, encoded: Mapping[str, Encoded]) -> dict[str, Encoded]:
         """The same, each with loss and kept share of all rows."""

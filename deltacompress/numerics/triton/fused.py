@@ -22,7 +22,9 @@ from deltacompress.numerics.sparsity import Sparsity
 
 BLOCK = 128
 """Most columns of one launch: a tile of them stays in registers."""
-_ROWS, _WARPS = 32, 4
+_ROWS = 32
+_MANY = 16384
+"""Rows from which on a GPU is full with a warp for each 32 of them: then a lane for each row waits for no other."""
 
 
 def usable(device: torch.device) -> bool:
@@ -117,16 +119,16 @@ def fix(block: Block, start: int, sparsity: Sparsity, pairs: PairSolver | None, 
     width, rows = block.work.shape
     whole = 0
     upper, mask = block.upper.contiguous(), block.mask.view(torch.uint8)
-    shared: dict[str, Any] = {"BLOCK": BLOCK, "ROWS": _ROWS, "num_warps": _WARPS}
+    shared: dict[str, Any] = {"BLOCK": BLOCK, "ROWS": _ROWS}
     shared |= {"QUANTIZED": scales.dtype is None, "VALUE": _triton_dtype(scales.dtype)}
     if pairs is not None:
         from deltacompress.numerics.triton.obs_loop import fix_pairs
 
         whole = width // 4 * 4
-        left = _pairs(block.work.device).flip(0)  # of four, pruning pair k leaves pair 5 - k
+        left = _pairs(block.work.device, left=True)
         fix_pairs[_programs(rows)](
             block.work, block.errors, block.codes, mask, upper, *pairs.constants(start // 4), left, *scales.at(start),
-            rows, width, whole, scales.top, **shared,
+            rows, width, whole, scales.top, **shared, num_warps=2 if rows < _MANY else 1,
         )  # fmt: skip
     if whole < width:
         from deltacompress.numerics.triton.obs_loop import fix_columns
@@ -135,6 +137,7 @@ def fix(block: Block, start: int, sparsity: Sparsity, pairs: PairSolver | None, 
         fix_columns[_programs(rows)](
             block.work, block.errors, block.codes, mask, upper, *scales.at(start), rows, whole, width, scales.top,
             N=sparsity.n, M=sparsity.m if choose else 1, CHOOSE=choose, **shared,
+            num_warps=4 if choose else 2,
         )  # fmt: skip
 
 
@@ -156,18 +159,20 @@ def improve(
     width, rows = value.shape
     whole = width // 4 * 4 if joint else 0
     hessian, flags = hessian.contiguous(), mask.view(torch.uint8)
-    shared: dict[str, Any] = {"BLOCK": BLOCK, "ROWS": _ROWS, "num_warps": _WARPS}
+    shared: dict[str, Any] = {"BLOCK": BLOCK, "ROWS": _ROWS}
     state = (gradient, value, codes, flags, hessian)
     if whole:
         from deltacompress.numerics.triton.refine_loop import refine_pairs
 
         refine_pairs[_programs(rows)](
-            *state, _pairs(value.device), *scales.at(start), rows, width, whole, scales.top, **shared
+            *state, _pairs(value.device), *scales.at(start), rows, width, whole, scales.top, **shared, num_warps=1
         )
     if whole < width:
         from deltacompress.numerics.triton.refine_loop import refine_columns
 
-        refine_columns[_programs(rows)](*state, *scales.at(start), rows, whole, width, scales.top, **shared)
+        refine_columns[_programs(rows)](
+            *state, *scales.at(start), rows, whole, width, scales.top, **shared, num_warps=2
+        )
 
 
 def _triton_dtype(dtype: torch.dtype | None) -> Any:
@@ -177,8 +182,9 @@ def _triton_dtype(dtype: torch.dtype | None) -> Any:
 
 
 @lru_cache
-def _pairs(device: torch.device) -> Tensor:
-    return torch.tensor(PAIRS, dtype=torch.int32, device=device)
+def _pairs(device: torch.device, *, left: bool = False) -> Tensor:
+    """The pairs of four; left: what pruning each of them leaves, pair 5 - k of pair k."""
+    return torch.tensor(PAIRS[::-1] if left else PAIRS, dtype=torch.int32, device=device)
 
 
 def _programs(rows: int) -> tuple[int]:
