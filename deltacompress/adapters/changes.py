@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from deltacompress.adapters.checks import low_rank, sparse, whole
@@ -30,6 +31,7 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
     found = {module: _change(one, tensors, settings, base) for module, one in brought.items()}
     _check_targets({module for module, one in brought.items() if one.matrices}, settings)
     _check_tokens(found, settings)
+    _check_saved(found, settings, base)
     return found
 
 
@@ -91,6 +93,16 @@ def _check_targets(modules: set[str], settings: AdapterConfig) -> None:
     for target in settings.targets:
         if not any(module == target or module.endswith("." + target) for module in modules):
             raise ValueError(f"has no matrices for its target module {target}")
+
+
+def _check_saved(found: Mapping[str, Change], settings: AdapterConfig, base: Mapping[str, Shape]) -> None:
+    """Of each name of modules_to_save that the base has, something is in the file: PEFT loads no other."""
+    there = [module for module, change in found.items() if change.whole is not None]
+    for name in settings.saved:
+        one = replace(settings, saved=(name,))
+        in_base = any(one.is_saved(tensor.rpartition(".")[0]) for tensor in base)
+        if in_base and not any(map(one.is_saved, there)):
+            raise ValueError(f"has nothing of {name}, which modules_to_save names")
 
 
 def _check_tokens(found: Mapping[str, Change], settings: AdapterConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ KEPT = (
 
 
 def is_adapter(directory: Path) -> bool:
-    """Whether a directory looks like a PEFT adapter, and not like an artifact."""
-    return (directory / ADAPTER_CONFIG).is_file() and not (directory / MANIFEST).exists()
+    """Whether a directory looks like a PEFT adapter, or half of one, and not like an artifact."""
+    there = (os.path.lexists(directory / one) for one in (ADAPTER_CONFIG, ADAPTER_WEIGHTS))
+    return any(there) and not (directory / MANIFEST).exists()
 
 
 def need_adapter(directory: Path, way_out: str) -> None:

@@ -119,6 +119,7 @@ def test_names_of_the_base_that_leave_out_the_prefix(tmp_path: Path) -> None:
 
 
 SAVED = LORA | {"modules_to_save": ["lm_head"]}
+NORM = LORA | {"modules_to_save": ["lm_head", "model.norm"]}
 NOT_THE_BASES: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "outputs": (LORA, lora(outputs=8), r"lora B has shape \[8, 2\], the base needs \[4, 2\] \(base team/llama@1\)"),
     "inputs": (LORA, lora(inputs=4), r"lora A has shape \[2, 4\]"),
@@ -249,8 +250,15 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     ),
     "indices of bytes": (SHIRA, shira(12, np.zeros((2, 12), np.uint8)), "shira_indices has dtype U8"),
     "shira transposed": (SHIRA | {"fan_in_fan_out": True}, shira(), "SHiRA is for nn.Linear only"),
+    "saved, and not there": (SAVED, lora(), "has nothing of lm_head, which modules_to_save names"),
+    "one of two saved": (NORM, lora() | {f"{HEAD}.weight": numbers(12, 8)}, r"has nothing of model\.norm"),
     "shira of rank 0": (SHIRA | {"r": 0}, shira(), "r must be at least 1"),
 }
+
+
+def test_a_name_of_modules_to_save_that_the_base_does_not_have(tmp_path: Path) -> None:
+    """PEFT saves nothing for it."""
+    assert opened(tmp_path, LORA | {"modules_to_save": ["score"]}, lora()).changes.keys() == {Q}
 
 
 @pytest.mark.parametrize("case", NOT_THE_BASES)

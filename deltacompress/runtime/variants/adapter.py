@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from deltacompress.adapters.adapter import Adapter, adapter_identity, open_adapter
 from deltacompress.adapters.directory import base_note
-from deltacompress.adapters.records import Change, TokenRows
+from deltacompress.adapters.records import Change
 from deltacompress.adapters.values import check_values
 from deltacompress.errors import UnsupportedModelError
 from deltacompress.models.tokenizers import has_tokenizer
@@ -35,6 +35,7 @@ from deltacompress.runtime.operands.operand import Operand, Vector
 from deltacompress.runtime.operands.product import Combined, LinearOperand
 from deltacompress.runtime.operands.stored import Stored
 from deltacompress.runtime.variants.adapter_operands import AdapterOperands
+from deltacompress.runtime.variants.adapter_tables import own_weight, rows_of_tied_heads, tables_of_both
 from deltacompress.runtime.variants.adapter_tensors import AdapterTensors, RowsOfBase
 from deltacompress.runtime.variants.delta import DeltaVariant
 from deltacompress.runtime.variants.layout import Layout
@@ -55,7 +56,8 @@ class AdapterVariant(Variant):
             for module, one in adapter.changes.items()
             if one.whole is not None and one.whole.bias is not None
         }
-        self._tied_rows = _rows_of_tied_heads(self._weights, base, layout)
+        self._weights |= tables_of_both(self._weights, layout)
+        self._tied_rows = rows_of_tied_heads(self._weights, base, layout)
 
     @classmethod
     def open(cls, path: Path, base: BaseSide, over: DeltaVariant | None = None) -> AdapterVariant:
@@ -75,6 +77,7 @@ class AdapterVariant(Variant):
         check_values(adapter)
         made = cls(adapter, layout, base, over)
         made._check_places()
+        made._check_tables()
         made.layout = made._grown(layout)
         return made
 
@@ -113,7 +116,7 @@ class AdapterVariant(Variant):
     @override
     def vocabulary(self, module_path: str) -> int:
         change = self._weights.get(module_path)
-        if change is not None and _own(change) is not None:
+        if change is not None and own_weight(change) is not None:
             return change.shape[0]
         return super().vocabulary(module_path) if self.over is None else self.over.vocabulary(module_path)
 
@@ -141,7 +144,7 @@ class AdapterVariant(Variant):
             return self._vector(module_path, change.whole.weight)
         if change is not None and self._is_copy(module_path, change):
             change = replace(change, whole=None)
-        replaces = change is not None and _own(change) is not None
+        replaces = change is not None and own_weight(change) is not None
         under = None if self.over is None or replaces else self.over.operand(module_path)
         if rows is None and (change is None or not _changes_weight(change)):
             return under
@@ -193,7 +196,7 @@ class AdapterVariant(Variant):
 
     def _is_copy(self, module_path: str, change: Change) -> bool:
         """Whether the whole weight that a module brings is what is there anyway: PEFT saves embeddings and heads."""
-        name = _own(change)
+        name = own_weight(change)
         if name is None:
             return False
         there, own = self._under(module_path, restored=True), self._operands.tensors.read(name)
@@ -241,27 +244,18 @@ class AdapterVariant(Variant):
                     way_out="merge it into its base and serve that, or serve it with another engine",
                 )
 
-
-def _own(change: Change) -> str | None:
-    """The whole weight that a module brings."""
-    return None if change.whole is None else change.whole.weight
-
-
-def _has_rows(change: Change) -> bool:
-    return change.rows is not None or _own(change) is not None
+    def _check_tables(self) -> None:
+        """Make sure that whatever the head may write can be read."""
+        tables = ((path, role) for path, role in self._base.roles.items() if role in ("embedding", "head"))
+        rows = {role: self.vocabulary(path) for path, role in tables}
+        head, embedding = rows.get("head", 0), rows.get("embedding", 0)
+        if head > embedding:
+            raise UnsupportedModelError(
+                f"the adapter's head has {head} rows, its embedding {embedding}: it could write what it cannot read",
+                where=self.adapter.weights,
+                way_out="save the embedding with it (modules_to_save), or merge it into its base and serve that",
+            )
 
 
 def _changes_weight(change: Change) -> bool:
-    return any((_own(change), change.low_rank, change.embedding, change.rotation, change.sparse, change.rows))
-
-
-def _rows_of_tied_heads(weights: dict[str, Change], base: BaseSide, layout: Layout) -> dict[str, TokenRows]:
-    """Head -> rows of tokens that the adapter brings for the embedding which it is tied to, unless it has its own."""
-    found: dict[str, TokenRows] = {}
-    for path, change in weights.items():
-        if change.rows is None or base.roles.get(path) != "embedding":
-            continue
-        name = layout.places[path].name
-        tied = [other for other, place in layout.places.items() if other != path and place.name == name]
-        found |= {other: change.rows for other in tied if other not in weights or not _has_rows(weights[other])}
-    return found
+    return any((own_weight(change), change.low_rank, change.embedding, change.rotation, change.sparse, change.rows))

@@ -13,6 +13,7 @@ from runtime.test_vocabulary import few_rows, load_base_rows, resized, untie
 from runtime_cases import Served, assert_close, oracle_logits, random_ids, serve
 from tolerances import UNMERGED
 
+from deltacompress.errors import UnsupportedModelError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import Batch
 from deltacompress.runtime.modules.linear import DecoupledLinear
@@ -93,3 +94,59 @@ def test_a_delta_knows_the_weights_that_it_serves(
             whole = loaded.variant.weight(f"{path}.weight", restored=True)
             assert torch.equal(whole.float(), restored[place.name].float())
     assert looked_at == 2 * 7 + 2
+
+
+TIED: dict[str, tuple[str, dict[str, object]]] = {
+    "matrices beside the embedding": ("Lora", {"target_modules": ["q_proj", "embed_tokens"]}),
+    "with magnitudes": ("Lora", {"target_modules": ["q_proj", "embed_tokens"], "use_dora": True}),
+    "matrices beside the head": ("Lora", {"target_modules": ["q_proj", "lm_head"]}),
+    "a rotation before the head": ("BOFT", {"target_modules": ["q_proj", "lm_head"], "boft_block_size": 8}),
+}
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_a_table_that_two_share_grows_for_both(make_pair: Callable[..., Pair], tmp_path: Path, name: str) -> None:
+    """PEFT saves the one that has matrices; the other one is the same tensor in the model."""
+    pair, (kind, config) = make_pair("qwen2-tied"), TIED[name]
+    path = peft_models.write(pair.base, tmp_path / "a", kind, vocabulary=99, **config)
+    runtime = Runtime.from_base(pair.base)
+    runtime.load(path, "a")
+    ids = [*random_ids(7), 97, 98]
+    found, base = runtime.logits([("a", ids), (None, ids[:7])])
+    assert_close(found, peft_models.logits(peft_models.model_of(pair.base, path, 99), ids), UNMERGED.value)
+    assert found.shape[1] == 99
+    assert_close(base, oracle_logits(pair.base, ids[:7]))
+
+
+def test_a_table_that_two_share_and_that_was_changed_before_training(
+    make_pair: Callable[..., Pair], tmp_path: Path
+) -> None:
+    pair = make_pair("qwen2-tied")
+    path = peft_models.write(
+        pair.base, tmp_path / "a", "Lora", vocabulary=96, target_modules=["q_proj", "embed_tokens"]
+    )
+    name = "base_model.model.model.embed_tokens.base_layer.weight"
+
+    def edit(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return tensors | {name: tensors[name].flip(0).contiguous()}
+
+    peft_models.change(path, edit)
+    runtime = Runtime.from_base(pair.base)
+    runtime.load(path, "a")
+    ids = random_ids(7)
+    assert_close(
+        runtime.logits([("a", ids)])[0], peft_models.logits(peft_models.model_of(pair.base, path), ids), UNMERGED.value
+    )
+
+
+def test_a_head_that_writes_what_no_embedding_reads_is_refused(make_pair: Callable[..., Pair], tmp_path: Path) -> None:
+    pair = make_pair("llama")
+    path = peft_models.write(pair.base, tmp_path / "a", "Lora", vocabulary=99, target_modules=["q_proj", "lm_head"])
+    runtime = Runtime.from_base(pair.base)
+    with pytest.raises(
+        UnsupportedModelError, match=r"head has 99 rows, its embedding 96: .*save the embedding with it"
+    ):
+        runtime.load(path, "a")
+    assert not runtime.variants
+    both = peft_models.write(pair.base, tmp_path / "b", "Lora", vocabulary=99, target_modules=TABLES)
+    runtime.load(both, "b")

@@ -273,6 +273,15 @@ def test_configs_that_are_not_read(
     assert not runtime.variants
 
 
+@pytest.mark.parametrize("lost", ["adapter_config.json", "adapter_model.safetensors"])
+def test_half_an_adapter_is_told_what_it_lacks(family: Family, runtime: Runtime, tmp_path: Path, lost: str) -> None:
+    path = shutil.copytree(family.kinds["lora"].path, tmp_path / "a")
+    (path / lost).unlink()
+    with pytest.raises(CheckpointError, match=lost.replace(".", r"\.")):
+        runtime.load(path, "a")
+    assert not runtime.variants
+
+
 def test_an_artifact_with_an_adapter_config_is_an_artifact(family: Family, runtime: Runtime, tmp_path: Path) -> None:
     path = shutil.copytree(family.deltas["int4-24"].artifact, tmp_path / "a")
     (path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
