@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from serving.harness import Process, served
-from serving.reliability import churn, faults, models, server, slow
+from serving.reliability import churn, faults, models, server, slow, soak
 from serving.reliability.faults import Outcome, Target
 from serving.reliability.wire import Address
 
@@ -30,6 +30,27 @@ def test_a_real_server_under_load(tmp_path: Path) -> None:
         assert min(seen.kinds[kind] for kind in ("whole", "streams", "leaves", "nonsense")) > 5
         assert seen.finished.total() > 150
         assert found.end() == 0
+
+
+def test_rounds_of_clients_and_the_memory_after_each(tmp_path: Path) -> None:
+    made = models.made(tmp_path, variants=2, questions=3)
+    with server.started(made, tmp_path, "--max-batch", "16", room=1) as found:
+        samples, seen = soak.soak(found, made, 0.1, at_once=16, each=40)
+        churn.settled(found, made, seen, room=1)
+        assert seen.faults == []
+        assert seen.kinds.total() == 40 * len(samples) > 0
+        for sample in samples:
+            assert sample.keys() == {"server", "engine"}
+            assert all(nbytes > 2**25 for nbytes in sample.values())
+        assert found.end() == 0
+
+
+def test_memory_is_compared_after_a_while_and_at_the_end() -> None:
+    """Twelve rounds, of which the first two are not looked at: 100 and 102 then, 151 at last."""
+    samples = [{"engine": nbytes} for nbytes in (1, 1, 100, 102, 5, 5, 5, 5, 5, 5, 150, 152)]
+    assert soak.drift(samples) == {"engine": pytest.approx(151 / 101 - 1)}
+    with pytest.raises(AssertionError, match="too few"):
+        soak.drift(samples[:5])
 
 
 @pytest.mark.parametrize("hit", [faults.drained, faults.killed])

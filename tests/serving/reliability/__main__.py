@@ -1,9 +1,10 @@
-"""python -m tests.serving.reliability [PART ...] [--requests N] [--inputs N] [--at-once N] [--connections N].
+"""python -m tests.serving.reliability [PART ...] [--requests N] [--inputs N] [--at-once N] [--connections N]
+[--minutes N].
 
-Loads and breaks the server, prints a figure for each part, and exits 1 if any of them found a fault. Parts, all if
-none is named: churn (20 generated variants with room for 4, clients that leave or send nonsense), drained and killed (a
-SIGTERM, the end of the engine's process, under load), slow (connections that are slow or dead), fuzz (changed bodies
-and heads).
+Loads and breaks the server, prints a figure for each part, and exits 1 if any of them found a fault. Parts, all but
+soak if none is named: churn (20 generated variants with room for 4, clients that leave or send nonsense), drained and
+killed (a SIGTERM, the end of the engine's process, under load), slow (connections that are slow or dead), fuzz (changed
+bodies and heads), soak (the clients of churn for half an hour, and what the processes have in memory).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
 
 from serving.harness import served  # noqa: E402
-from serving.reliability import churn, faults, fuzz, models, slow  # noqa: E402
+from serving.reliability import churn, faults, fuzz, models, slow, soak  # noqa: E402
 from serving.reliability.faults import Outcome, Target  # noqa: E402
 from serving.reliability.models import BASE, Models  # noqa: E402
 from serving.reliability.server import KEY, started  # noqa: E402
@@ -31,6 +32,7 @@ from serving.reliability.server import KEY, started  # noqa: E402
 from deltacompress.serving.settings import Limits  # noqa: E402
 
 VARIANTS, ROOM, QUESTIONS = 20, 4, 12
+A_ROUND = 500
 
 
 def _told(what: str, wrong: list[str]) -> bool:
@@ -51,6 +53,22 @@ def _churn(chosen: argparse.Namespace, folder: Path) -> bool:
     what = f"churn: {chosen.requests:,} requests ({kinds}), {chosen.at_once} at once, {found.seconds:.0f} s"
     what += f"; {VARIANTS} variants with room for {ROOM} came {loads:,.0f} times; {len(set(made.answers.values()))} of "
     return _told(f"{what}{len(made.answers)} answers differ", found.faults)
+
+
+def _soak(chosen: argparse.Namespace, folder: Path) -> bool:
+    made = models.made(folder, variants=VARIANTS, questions=QUESTIONS)
+    with started(made, folder, room=ROOM) as server:
+        samples, found = soak.soak(server, made, 60 * chosen.minutes, chosen.at_once, A_ROUND)
+        churn.settled(server, made, found, ROOM)
+        found.check((code := server.end()) == 0, f"exit code {code}")
+    grown = soak.drift(samples)
+    for name, share in grown.items():
+        found.check(abs(share) <= soak.MOST, f"the {name}'s memory is another by {share:.1%}")
+    ends = ", ".join(f"{name} {samples[-1][name] >> 20:,} MiB ({share:+.1%})" for name, share in grown.items())
+    what = (
+        f"soak: {A_ROUND * len(samples):,} requests in {found.seconds / 60:.0f} min, {chosen.at_once} at once; {ends}"
+    )
+    return _told(what, found.faults)
 
 
 def _hit(hit: Callable[[Target, int, float], Outcome], chosen: argparse.Namespace, folder: Path) -> bool:
@@ -105,6 +123,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], bool]] = {
     "killed": _killed,
     "slow": _slow,
     "fuzz": _fuzz,
+    "soak": _soak,
 }
 
 
@@ -114,10 +133,11 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=10_000, help="of churn")
     parser.add_argument("--at-once", type=int, default=256, help="of churn, drained and killed")
     parser.add_argument("--connections", type=int, default=70, help="of slow")
+    parser.add_argument("--minutes", type=float, default=30, help="of soak")
     parser.add_argument("--inputs", type=int, default=200_000, help="of fuzz")
     chosen = parser.parse_args()
     good = []
-    for name in chosen.parts or PARTS:
+    for name in chosen.parts or [one for one in PARTS if one != "soak"]:
         begin = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             good.append(PARTS[name](chosen, Path(folder)))

@@ -49,9 +49,21 @@ class Found:
             self.faults.append(told)
 
 
-async def churn(server: Server, models: Models, requests: int, at_once: int, seed: int = 23) -> Found:
-    """Ask so many times, `at_once` at a time; a fifth of the clients leave, a twentieth ask for nonsense."""
-    draw, room, found = random.Random(seed), asyncio.Semaphore(at_once), Found()
+async def churn(
+    server: Server,
+    models: Models,
+    requests: int,
+    at_once: int,
+    *,
+    seed: int = 23,
+    first: int = 0,
+    found: Found | None = None,
+) -> Found:
+    """Ask so many times, `at_once` at a time; a fifth of the clients leave, a twentieth ask for nonsense.
+
+    first: number of the first request; found: takes what is seen, too.
+    """
+    draw, room, found = random.Random(seed), asyncio.Semaphore(at_once), found or Found()
     kinds = draw.choices(["whole", "streams", "leaves", "nonsense"], [35, 40, 20, 5], k=requests)
 
     async def one(number: int, kind: str) -> None:
@@ -62,8 +74,9 @@ async def churn(server: Server, models: Models, requests: int, at_once: int, see
                 found.faults.append(f"r{number} {kind}: {type(error).__name__}: {error}")
 
     begun = time.monotonic()
-    await asyncio.gather(*(one(number, kind) for number, kind in enumerate(kinds)))
-    found.kinds, found.seconds = Counter(kinds), time.monotonic() - begun
+    await asyncio.gather(*(one(number, kind) for number, kind in enumerate(kinds, first)))
+    found.kinds.update(kinds)
+    found.seconds += time.monotonic() - begun
     return found
 
 

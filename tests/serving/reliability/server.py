@@ -63,6 +63,11 @@ class Server:
         """How often each status was logged, of completions."""
         return Counter(one["status"] for one in self.lines("request") if one["route"] == "/v1/completions")
 
+    def memory(self) -> dict[str, int]:
+        """Bytes that each process has in memory."""
+        both = {"server": psutil.Process(self.popen.pid), "engine": self.engine}
+        return {name: process.memory_info().rss for name, process in both.items()}
+
     def end(self, seconds: float = 60) -> int:
         """Tell it to end; its exit code."""
         self.http.close()
