@@ -50,7 +50,6 @@ class Codec:
         Plan.rows gives it.
     encode_group: (linears, statistics, settings) -> Encoded by name, for a codec that calibrates: linears that share
         one input and the same settings are solved together, from the sums over their inputs, which it may use up.
-    by_outputs: whether a linear that is solved alone may come with `moved`, and its sums without D.
     fit: (what Fit holds) -> a value for each tensor, which `encode` gets as a fifth argument. Called once, before any
         tensor is coded; for a codec that looks at the whole model first. Values are plain data, as JSON knows it, so
         that a run that is resumed has the very same.
@@ -58,16 +57,17 @@ class Codec:
     any_device: whether `encode` takes tensors that are read to a GPU, and computes there.
     counts: whether `encode` gets how often calibration data has each token, i64, as a fifth argument: a codec of
         embeddings.
+    by_outputs: whether a linear that is solved alone may come with `moved`, and its sums without D.
     """
 
     settings: type[Settings]
     encode: Callable[..., Encoded] | None = None
     encode_group: Callable[[list[LinearToEncode], HessianAccumulator, Any], dict[str, Encoded]] | None = None
-    by_outputs: bool = False
     fit: Callable[[Fit], Mapping[str, Any]] | None = None
     accepts: Callable[[Any], bool] | None = None
     any_device: bool = False
     counts: bool = False
+    by_outputs: bool = False
 
     def __post_init__(self) -> None:
         if (self.encode is None) == (self.encode_group is None) or ((self.fit or self.counts) and not self.encode):

@@ -27,16 +27,16 @@ class LinearToEncode:
     """One linear of those encoded together: delta and fine-tuned weight f32 [rows, columns], on the solver's device.
 
     fisher: G of its outputs, f32 [rows, rows] (numerics/coupling.py), where the settings ask for it and it is known.
-    moved: W_ft D f32 [rows, columns] (numerics/hessian.py), where that was summed up in the place of D.
     energy: tr D H D^T of the delta D, where whoever has it encoded more than once knows it.
+    moved: W_ft D f32 [rows, columns] (numerics/hessian.py), where that was summed up in the place of D.
     """
 
     name: str
     delta: Tensor
     finetuned: Tensor
     fisher: Tensor | None = None
-    moved: Tensor | None = None
     energy: float | None = None
+    moved: Tensor | None = None
 
 
 class Sums(NamedTuple):

@@ -130,10 +130,12 @@ def _shifted(
         return _unordered(factor.inverse_times(left if order is None else left[:, order]), order)
 
     if drift is None or sum(one.delta.shape[0] for one in linears) < len(drift):
-        drifts = ((one, one.moved if drift is None else product(one.finetuned, drift)) for one in linears)
-        return {
-            one.name: times_inverse(moved).mul_(strength).add_(one.delta) for one, moved in drifts if moved is not None
-        }
+        found = {}
+        for one in linears:
+            moved = one.moved if drift is None else product(one.finetuned, drift)
+            assert moved is not None
+            found[one.name] = times_inverse(moved).mul_(strength).add_(one.delta)
+        return found
     shift = times_inverse(drift).mul_(strength)
     return {one.name: one.delta + product(one.finetuned, shift) for one in linears}
 

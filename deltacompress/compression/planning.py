@@ -85,7 +85,7 @@ class TensorPlan:
 
     @property
     def by_outputs(self) -> bool:
-        """Whether, alone with its input, it takes W_ft D and no D (numerics/hessian.py): that is fewer operations."""
+        """Whether, alone with its input, it may take W_ft D and no D (numerics/hessian.py): fewer operations."""
         able = self.needs_teacher and self.codec.by_outputs and not self.transposed
         return able and 2 * self.outputs < self.inputs
 

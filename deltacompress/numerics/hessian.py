@@ -17,6 +17,7 @@ takes less, summed up as it is: W_ft (x' - x) is made first, and no D at all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +54,8 @@ class HessianAccumulator:
 
         Inputs that are fp16 on an NVIDIA GPU are multiplied as they are, and so is their difference: near values have
         an exact one. All others are multiplied as fp32, which such a GPU rounds to bfloat16, differences after they
-        are taken; so is all that W_ft D is made of. It is noise that averages out over tokens. Sums are fp32 always.
+        are taken; so is all that W_ft D is made of. It is noise that averages out over tokens, but for that of W_ft,
+        which is exact where the checkpoint is bfloat16. Sums are fp32 always.
         """
         if target_x is None and self._dx is not None:
             raise ValueError("an asymmetric accumulator needs the fine-tuned model's inputs too")
@@ -79,9 +81,8 @@ class HessianAccumulator:
 
     def copy(self) -> HessianAccumulator:
         """The same sums once more, for a second `finish`."""
-        twin = HessianAccumulator(0, device=self._xx.device, asymmetric=False)
+        twin = copy(self)
         twin._xx, twin._dx = self._xx.clone(), None if self._dx is None else self._dx.clone()
-        twin._finetuned, twin.tokens = self._finetuned, self.tokens
         return twin
 
     def reduce_(self, sum_: Callable[[Tensor], None], total: Callable[[int], int]) -> None:
@@ -98,7 +99,7 @@ class HessianAccumulator:
         """W_ft D f32 [out, in], where it was summed up; the sums become it, and are handed over: `finish` has no D."""
         if self._finetuned is None or self._dx is None:
             return None
-        moved, self._dx = self._dx.mul_(2.0 / max(self.tokens, 1)), None
+        moved, self._dx, self._finetuned = self._dx.mul_(2.0 / max(self.tokens, 1)), None, None
         return moved
 
     def finish(self) -> tuple[Tensor, Tensor | None]:
@@ -107,8 +108,10 @@ class HessianAccumulator:
         At 28,672 inputs (the widest linear of a 70B model) each is 3.1 GiB, so there is one of each and no copy.
 
         Raises:
-            RuntimeError: handed over already.
+            RuntimeError: handed over already; W_ft D was summed up, and is to be taken first.
         """
+        if self._finetuned is not None:
+            raise RuntimeError("W_ft D was summed up: take moved() before finish()")
         if self._finished:
             raise RuntimeError("these statistics are finished; copy() them before the first finish()")
         self._finished = True
@@ -138,11 +141,10 @@ def _rounded(inputs: Tensor) -> Tensor:
 
 def _outputs(drift: Tensor, finetuned: Tensor) -> Tensor:
     """W x of each row x of f32 or f16 [tokens, in], for W as `_rounded` makes it, in its dtype; sums are fp32."""
-    if finetuned.dtype == torch.float32:
-        return drift @ finetuned.T
-    with torch.autocast("cuda", enabled=False):
-        found = torch.mm(drift.to(finetuned.dtype), finetuned.T, out_dtype=torch.float32)
-    return found.to(finetuned.dtype)
+    with torch.autocast(drift.device.type, enabled=False):
+        if finetuned.dtype == torch.float32:
+            return drift @ finetuned.T
+        return torch.mm(drift.to(finetuned.dtype), finetuned.T, out_dtype=torch.float32).to(finetuned.dtype)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

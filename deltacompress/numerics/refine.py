@@ -19,11 +19,11 @@ from deltacompress.numerics.compiled import fused as compiled
 from deltacompress.numerics.compiled.threads import small_operations
 from deltacompress.numerics.grid import Grid, GroupTables, dequantize
 from deltacompress.numerics.pairs import PAIRS
-from deltacompress.numerics.products import Growing
+from deltacompress.numerics.products import WIDE, Growing
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.triton import fused
 
-_WIDE = {"cpu": 512, "cuda": 1024}
+_WIDE = {"cpu": WIDE, "cuda": 2 * WIDE}
 """Columns whose products with all others are taken at once: a GPU waits for launches, and with more there are fewer."""
 _FIRST = [i for i, _ in PAIRS] + [j for _, j in PAIRS]
 _SECOND = [j for _, j in PAIRS] + [i for i, _ in PAIRS]

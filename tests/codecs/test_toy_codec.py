@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -277,8 +278,11 @@ def test_a_new_codec_is_a_file_and_its_entry(pair: Pair, tmp_path: Path, repo_ro
 
 
 @pytest.mark.slow
-def test_one_that_calibrates_takes_no_more(pair: Pair, tmp_path: Path, repo_root: Path) -> None:
-    """Linears that share an input come together, with the sums over all tokens; the head alone."""
+def test_one_that_calibrates_takes_no_more(make_pair: Callable[..., Pair], tmp_path: Path, repo_root: Path) -> None:
+    """Linears that share an input come together, with the sums over all tokens; the head alone; down, of three times as
+    many inputs as outputs, with D as the others.
+    """
+    pair = make_pair("llama", intermediate_size=96, num_hidden_layers=2)
     add_codec("weighed", WEIGHED, tmp_path, repo_root)
     told = run_there(CALIBRATES, tmp_path, repo_root, pair.base, pair.finetuned, pair.data).splitlines()
     groups = ("self_attn.q,self_attn.k,self_attn.v", "self_attn.o", "mlp.gate,mlp.up", "mlp.down")

@@ -265,6 +265,21 @@ def test_a_linear_of_few_outputs_is_summed_up_by_them_and_coded_the_same(
     assert float((still[down].float() - wanted[down].float()).abs().max()) > 1e-3
 
 
+def test_linears_of_few_outputs_that_share_an_input_have_no_sums_of_their_own(
+    make_pair: Callable[..., Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """k and v, each with settings of its own, beside a q that is exact."""
+    pair = make_pair("llama", hidden_size=64, num_attention_heads=8, num_key_value_heads=1)
+    rules = [
+        {"name": f"*.{name}_proj.weight", "codec": "obs", "bits": 8, "asymmetric": strength}
+        for name, strength in (("k", 1.0), ("v", 0.5))
+    ]
+    found = made(pair, tmp_path / "few", *rules)[1]
+    monkeypatch.setattr(TensorPlan, "by_outputs", False)
+    wanted = made(pair, tmp_path / "all", *rules)[1]
+    assert all(torch.equal(found[name], weight) for name, weight in wanted.items())
+
+
 @pytest.mark.parametrize(("dtype", "wanted"), [(torch.bfloat16, "medium"), (torch.float16, "highest")])
 def test_weights_are_never_rounded_to_multiply_them(
     make_pair: Callable[..., Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, wanted: str

@@ -86,6 +86,8 @@ def test_what_is_summed_up_by_outputs_takes_their_rows() -> None:
     """Of a linear that is alone; of two that share an input, or of experts, all is as ever."""
     shapes = SHAPES | {name: replace(SHAPES[name], by_outputs=True) for name in ("down", "gate", "up")}
     assert Needs(shapes, {}, 1, 10, CPU).of_sums([DOWN, GATE]) == 4 * 30 * (30 + 10) + sums(10)
+    gpu = Needs(shapes, {}, 1, 10, torch.device("cuda"))  # has the weight in bfloat16 besides
+    assert gpu.of_sums([DOWN]) == 4 * 30 * (30 + 10) + 2 * 30 * 10
     experts = {"down": cast("Any", object())}
     assert Needs(shapes, experts, 1, 10, CPU).of_sums([DOWN], 2) == 2 * sums(30)
 

@@ -136,6 +136,7 @@ def test_a_block_in_one_launch_is_the_loop(
     order = obs.activation_order(p.hessian, sparsity.m if sparsity.kind == "n:m" else obs.STEP)
     upper = problem_upper(p, order)
     block = {1: 200, 3: 16}.get(quantized or 0, 128)  # 200: more than one launch takes
+    monkeypatch.setattr(fused, "_MANY", 1 if columns == 138 else ROWS + 1)  # one warp, or two
 
     def solved(there: torch.device) -> obs.Solution:
         return obs.solve(
@@ -224,6 +225,21 @@ def test_a_sweep_in_one_launch_is_the_loop(
     assert float(new_gain.sum()) == pytest.approx(float(gain.sum()), rel=OBS_SAME_LOSS.value)
     if sparsity.kind == "n:m":
         assert torch.equal(new_mask.sum(1).cpu(), mask.sum(1))
+
+
+@pytest.mark.gpu
+def test_more_columns_than_a_gpu_moves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, sparsity = problem(ROWS, 1100, seed=5, correlation=1.0), Sparsity.parse("2:4")
+    grid = fit_grid(p.target, bits=4, group=1100, kind="minmax")
+    first = obs.solve(p.target, p.upper, sparsity=sparsity, grid=grid, selection="diagonal")
+    assert first.codes is not None
+    codes, mask, gain = refine(p.target, p.hessian, first.codes, first.mask, grid, sparsity=sparsity, sweeps=2)
+    device = on("cuda", monkeypatch)
+    args = [part.to(device) for part in (p.target, p.hessian, first.codes, first.mask)]
+    found = refine(*args, moved(grid, device), sparsity=sparsity, sweeps=2)
+    values = dequantize(found.codes.cpu(), grid) * found.mask.cpu()
+    same_rows(p, [values], [dequantize(codes, grid) * mask])
+    assert float(found.gain.sum()) == pytest.approx(float(gain.sum()), rel=OBS_SAME_LOSS.value)
 
 
 @pytest.mark.parametrize("run", RUNS[2:])

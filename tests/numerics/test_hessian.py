@@ -45,9 +45,13 @@ def test_w_d_is_summed_up_in_the_place_of_d(device: str, dtype: torch.dtype, err
     x, other, finetuned = (normal(*shape, seed=k) for k, shape in enumerate([(4000, 90), (4000, 90), (20, 90)]))
     x, target, finetuned = (one.to(device, dtype) for one in (x, x + 0.01 * other, finetuned))
     sums = HessianAccumulator(90, device=torch.device(device), asymmetric=True, finetuned=finetuned.float())
-    for start, stop in ((0, 13), (13, 14), (14, 4000)):
-        sums.add(x[start:stop], target[start:stop])
+    with torch.autocast(device, dtype=torch.bfloat16 if device == "cpu" else torch.float16):  # as a GPU's walk does
+        for start, stop in ((0, 13), (13, 14), (14, 2000)):
+            sums.add(x[start:stop], target[start:stop])
+    sums.add(x[2000:].float(), target[2000:].float())  # as after an overflow
     twin = sums.copy()
+    with pytest.raises(RuntimeError, match="take moved"):
+        sums.finish()
     twin.reduce_(lambda one: one.mul_(2), lambda tokens: tokens * 2)  # as if another had as many of the same
     moved = sums.moved()
     assert moved is not None

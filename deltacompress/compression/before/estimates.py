@@ -138,7 +138,7 @@ def least_seconds(prepared: Prepared, processes: int = 1) -> dict[str, float] | 
             size = _columns(tensor)
             drift = 4 * size * tensor.outputs if tensor.by_outputs else 2 * size**2
             at = ".".join(re.findall(r"\d+", tensor.name)[:1]), size
-            sums[at] = min(sums.get(at, 3 * size**2), size**2 + (drift if plan.asymmetric else 0))
+            sums[at] = max(sums.get(at, 0), size**2 + (drift if tensor.needs_teacher else 0))
     work = float((forward + sum(sums.values())) * tokens.ids.numel())
     rate = _product_rate(skeleton.device, bf16=plan.bf16_linears) * processes
     return {"tflop": work / 1e12, "product_tflop_s": rate / 1e12, "at_least_seconds": work / rate}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +54,7 @@ class Needs:
     def of_sums(self, stage: Stage, experts: int = 1) -> int:
         """Bytes for the sums of a stage, of so many experts."""
         counts = ((experts if group[0] in self.experts else 1, group) for group in stage)
-        return sum(count * sums_bytes(self._inputs(group), self._drift_rows(group)) for count, group in counts)
+        return sum(count * self._sums(group) for count, group in counts)
 
     def _solver(self, group: Sequence[str]) -> int:
         own, inputs = [self.tensors[name] for name in group], self._inputs(group)
@@ -70,9 +70,12 @@ class Needs:
     def _inputs(self, group: Sequence[str]) -> int:
         return self.tensors[group[0]].inputs
 
-    def _drift_rows(self, group: Sequence[str]) -> int:
-        alone = len(group) == 1 and group[0] not in self.experts and self.tensors[group[0]].by_outputs
-        return self.tensors[group[0]].outputs if alone else self._inputs(group)
+    def _sums(self, group: Sequence[str]) -> int:
+        inputs, rows = self._inputs(group), self.tensors[group[0]].outputs
+        if not is_by_outputs(group, self.tensors, self.experts):
+            return sums_bytes(inputs, inputs)
+        rounded = 2 * rows * inputs if self.device.type == "cuda" else 0  # the weight in bfloat16
+        return sums_bytes(inputs, rows) + rounded
 
     def _rows(self, group: Sequence[str]) -> list[int]:
         """Of each set of linears that is solved at once, an expert's or all of a group, how many rows they have."""
@@ -81,6 +84,11 @@ class Needs:
             expert = self.experts[name].expert_of[name] if name in self.experts else -1
             found[expert] = found.get(expert, 0) + self.tensors[name].outputs
         return list(found.values())
+
+
+def is_by_outputs(group: Sequence[str], tensors: Mapping[str, TensorPlan], experts: Container[str]) -> bool:
+    """Whether W_ft E of linears that share an input is summed up in the place of E: of one that is alone with it."""
+    return len(group) == 1 and group[0] not in experts and tensors[group[0]].by_outputs
 
 
 def make_room(streams: Sequence[LayerTurns], room: Room, nbytes: int) -> None:

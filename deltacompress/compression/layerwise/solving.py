@@ -74,7 +74,7 @@ def solve(
     ]
     shares = RowShares(walk.ranks, tensors, linears)
     encoded = shares.losses(encode_group([shares.own(one) for one in linears], statistics, settings))
-    del linears
+    del linears, moved
     for tensor in tensors:
         reference = references.pop(tensor.name)
         joined, restored = shares.joined(tensor, encoded.pop(tensor.name), reference)
@@ -94,7 +94,8 @@ def to_encode(
     """
     delta = delta_of(weight, reference, tensor.name)
     if tensor.transposed:
+        assert moved is None, "a turned linear is not summed up by its outputs"
         return LinearToEncode(tensor.name, delta.t().contiguous(), weight.t().contiguous(), fisher)
     rows = delta.shape[0]  # the base's, which added tokens come after
-    fisher, moved = None if fisher is None else fisher[:rows, :rows], None if moved is None else moved[:rows]
-    return LinearToEncode(tensor.name, delta, weight[:rows], fisher, moved)
+    fisher = None if fisher is None else fisher[:rows, :rows]
+    return LinearToEncode(tensor.name, delta, weight[:rows], fisher, moved=moved)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deltacompress.calibration.forwards.turns import LayerTurns
 from deltacompress.compression.layerwise.experts import ExpertSums, Portion
+from deltacompress.compression.layerwise.needs import is_by_outputs
 from deltacompress.compression.layerwise.walk import Walk
 from deltacompress.models.experts.routing import Routing
 from deltacompress.models.experts.stages import ExpertStage
@@ -77,7 +78,7 @@ def _sums(
     features, device = walk.plan.tensors[group[0]].inputs, walk.skeleton.device
     asymmetric = any(walk.plan.tensors[name].needs_teacher for name in group)
     if stage is None:
-        own = finetuned[group[0]] if len(group) == 1 and walk.plan.tensors[group[0]].by_outputs else None
+        own = finetuned[group[0]] if is_by_outputs(group, walk.plan.tensors, ()) else None
         return HessianAccumulator(features, device=device, asymmetric=asymmetric, finetuned=own)
     chosen = {stage.expert_of[name] for name in group} & set(experts)
     by_token = stage.a_row_a_token

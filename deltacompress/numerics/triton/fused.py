@@ -24,7 +24,7 @@ BLOCK = 128
 """Most columns of one launch: a tile of them stays in registers."""
 _ROWS = 32
 _MANY = 16384
-"""Rows from which on a GPU is full with a warp for each 32 of them: then a lane for each row waits for no other."""
+"""Rows from which on `fix_pairs` fills an H100 with a warp for each 32 of them: a lane a row waits for no other."""
 
 
 def usable(device: torch.device) -> bool:
