@@ -35,6 +35,26 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
     return found
 
 
+def half_note(changes: Mapping[str, Change], settings: AdapterConfig, base: Mapping[str, Shape]) -> str | None:
+    """What to tell of a file that has nothing for some modules that the config's names mean; None: it has for all.
+
+    Of an expression it is not known which these are. Experts are no modules of their own in the model.
+    """
+    if isinstance(settings.targets, str):
+        return None
+    parts = (change for change in changes.values() if change.whole is None or len(change.tensors) > 1)
+    there = {change.tensor for change in parts}
+    modules = {name: name.removesuffix(".weight") for name, shape in base.items() if len(shape) == 2}
+    meant = [
+        one for one, module in modules.items() if settings.is_target(module) and "experts" not in module.split(".")
+    ]
+    lacking = [name for name in meant if name not in there]
+    if not lacking:
+        return None
+    told = f"its file has nothing for {len(lacking)} of {len(meant)} modules that its config names"
+    return f"{told} ({modules[lacking[0]]} first): they are served as they are without it"
+
+
 def _change(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Shape]) -> Change:
     module = brought.module
     if brought.matrices and not settings.is_target(module):

@@ -17,7 +17,7 @@ _CONVERT = (
     "save it with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=DIR), DIR being the adapter as "
     "it was before training, which makes it plain, or merge it and compress the merged model"
 )
-_MERGE = "merge it (merge_and_unload), then compress the merged model"
+MERGE = "merge it (merge_and_unload), then compress the merged model"
 _KEEP = "it cannot be merged either, so keep it with PEFT"
 
 
@@ -39,18 +39,18 @@ _READ_OF_ALL = _READ | {"fan_in_fan_out", "exclude_modules", "bias", "layers_to_
 _SCALED = frozenset({"r", "rank_pattern", "lora_alpha", "alpha_pattern", "use_rslora", "init_lora_weights"})
 _INERT = frozenset({"task_type", "auto_mapping", "peft_version", "inference_mode"})
 _OFF = {
-    "loftq_config": ("LoftQ, which quantizes the weights of the base", _MERGE),
-    "megatron_config": ("for Megatron's parallel layers", _MERGE),
+    "loftq_config": ("LoftQ, which quantizes the weights of the base", MERGE),
+    "megatron_config": ("for Megatron's parallel layers", MERGE),
 }
 _LORA_OFF = _OFF | {
-    "use_qalora": ("QALoRA, whose A reads averages of its inputs", _MERGE),
-    "use_bdlora": ("BD-LoRA, which stores the blocks of a diagonal", _MERGE),
-    "kasa_config": ("KaSA, which changes the weights of the base", _MERGE),
-    "velora_config": ("VeLoRA, which keeps a projection besides A and B", _MERGE),
-    "monteclora_config": ("MonteCLoRA, which keeps a sampler besides A and B", _MERGE),
-    "target_parameters": ("for parameters that are no module's weight", _MERGE),
-    "layer_replication": ("for a model that repeats layers of the base", _MERGE),
-    "ensure_weight_tying": ("with matrices that are tied to each other", _MERGE),
+    "use_qalora": ("QALoRA, whose A reads averages of its inputs", MERGE),
+    "use_bdlora": ("BD-LoRA, which stores the blocks of a diagonal", MERGE),
+    "kasa_config": ("KaSA, which changes the weights of the base", MERGE),
+    "velora_config": ("VeLoRA, which keeps a projection besides A and B", MERGE),
+    "monteclora_config": ("MonteCLoRA, which keeps a sampler besides A and B", MERGE),
+    "target_parameters": ("for parameters that are no module's weight", MERGE),
+    "layer_replication": ("for a model that repeats layers of the base", MERGE),
+    "ensure_weight_tying": ("with matrices that are tied to each other", MERGE),
     "alora_invocation_tokens": ("aLoRA, which applies to a part of the tokens only", _KEEP),
     "arrow_config": ("Arrow, which routes between other adapters", _KEEP),
 }
@@ -86,8 +86,8 @@ FIELDS = {
 }
 """By peft_type, in small letters."""
 UNKNOWN_KINDS = {
-    "oft": ("OFT, whose rotations are stored otherwise than BOFT's", _MERGE),
-    "adalora": ("AdaLoRA, whose singular values stand between A and B", _MERGE),
+    "oft": ("OFT, whose rotations are stored otherwise than BOFT's", MERGE),
+    "adalora": ("AdaLoRA, whose singular values stand between A and B", MERGE),
     "trainable_tokens": ("rows of the embedding alone", "train it as trainable_token_indices of LoRA, or merge it"),
 }
 """What is not read, though it sounds like it: what it is, and the way out."""
@@ -98,7 +98,7 @@ _OTHER_BASES = {
     "olora": ("OLoRA", _CONVERT),
     "corda": ("CorDA", _CONVERT),
     "lora_ga": ("LoRA-GA", _CONVERT),
-    "loftq": ("LoftQ", _MERGE),
+    "loftq": ("LoftQ", MERGE),
 }
 
 
@@ -116,7 +116,7 @@ def check_fields(config: Mapping[str, Any], kind: str, path: str) -> None:
             raise CheckpointError(
                 f"{name[:80]!a} is set, and no field of {kind} that this program knows (PEFT 0.21)",
                 where=path,
-                way_out=f"upgrade deltacompress, or {_MERGE}",
+                way_out=f"upgrade deltacompress, or {MERGE}",
             )
         what, way_out = known.off[name]
         raise CheckpointError(f"{name} is set, which makes it no plain {kind} ({what})", where=path, way_out=way_out)
@@ -138,7 +138,7 @@ def _check_beginning(value: object, path: str) -> None:
     raise CheckpointError(
         f"{told}, which this program does not know (PEFT 0.21)",
         where=path,
-        way_out=f"upgrade deltacompress, or {_MERGE}",
+        way_out=f"upgrade deltacompress, or {MERGE}",
     )
 
 

@@ -16,7 +16,7 @@ def whole(config: Mapping[str, Any], key: str, default: int, path: str) -> int:
     """A whole number from 0 to MAX_WHOLE; raises CheckpointError."""
     value = config.get(key, default)
     if type(value) is not int or not 0 <= value <= MAX_WHOLE:
-        raise CheckpointError(f"{key} must be a whole number, found {_brief(value)}", where=path)
+        raise CheckpointError(f"{key} must be a whole number from 0 to {MAX_WHOLE}, found {_brief(value)}", where=path)
     return value
 
 
@@ -107,4 +107,4 @@ def is_texts(value: object) -> bool:
 
 
 def _brief(value: object) -> str:
-    return ascii(str(value)[:40])
+    return ascii(value)[:60]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deltacompress.adapters import given
-from deltacompress.adapters.fields import FIELDS, UNKNOWN_KINDS, check_fields
+from deltacompress.adapters.fields import FIELDS, MERGE, UNKNOWN_KINDS, check_fields
 from deltacompress.adapters.patterns import Pattern, is_named, layer_of, of_module, pattern_of
 from deltacompress.errors import CheckpointError
 
@@ -94,9 +94,18 @@ def parse_settings(config: Mapping[str, Any], path: str) -> AdapterConfig:
     Raises:
         CheckpointError: not an adapter of a known kind, or a field that is not what it should be.
     """
+    try:
+        return _parsed(config, path)
+    except CheckpointError as error:
+        way_out = error.way_out or "mend it there, or save the adapter again with PEFT"
+        raise error.retold(CheckpointError, way_out=way_out) from None
+
+
+def _parsed(config: Mapping[str, Any], path: str) -> AdapterConfig:
     kind = str(config.get("peft_type", "")).lower()
     if kind not in FIELDS:
         what, way_out = UNKNOWN_KINDS.get(kind, ("", None))
+        way_out = way_out or MERGE
         raise CheckpointError(
             f"peft_type {str(config.get('peft_type'))[:40]!a}{what and f' ({what})'}; read are "
             f"{', '.join(one.upper() for one in FIELDS)}",
@@ -181,7 +190,7 @@ def _scaled(config: Mapping[str, Any], path: str, least: int = 1) -> dict[str, A
 
     alpha = config.get("lora_alpha", 8)
     if not given.is_number(alpha):
-        raise CheckpointError(f"lora_alpha must be a number, found {str(alpha)[:40]!a}", where=path)
+        raise CheckpointError(f"lora_alpha must be a number below 1e30, found {ascii(alpha)[:60]}", where=path)
     alphas = given.patterns(config, "alpha_pattern", given.is_number, "numbers", path)
     return {
         "rank": given.whole(config, "r", 8, path),

@@ -13,7 +13,9 @@ from adapters.made import AT, BASE, LORA, Q, config, lora, numbers, write
 from numpy.typing import NDArray
 
 from deltacompress.adapters.adapter import Adapter, open_adapter
+from deltacompress.adapters.changes import half_note
 from deltacompress.adapters.records import Change, EmbeddingLowRank, LowRank, Rotation, Sparse, TokenRows, Whole
+from deltacompress.adapters.settings import parse_settings
 from deltacompress.errors import BaseMismatchError, CheckpointError
 
 Tensors = dict[str, NDArray[Any]]
@@ -154,9 +156,13 @@ NOT_THE_BASES: dict[str, tuple[dict[str, Any], Tensors, str]] = {
         r"weight has shape \[5, 8\]",
     ),
     "blocks": (config("BOFT", boft_block_size=3), boft(), "8 columns are no whole number of blocks of 3"),
-    "number of blocks": (config("BOFT", boft_block_size=0, boft_block_num=3), boft(), "no whole number of blocks"),
-    "block": (BOFT, boft(block=4, blocks=2), r"boft_R has shape \[1, 2, 4, 4\], the base needs \[1, 4, 2, 2\]"),
-    "factors": (BOFT | {"boft_n_butterfly_factor": 3}, boft(2), r"boft_R has shape \[2, 4, 2, 2\]"),
+    "number of blocks": (
+        config("BOFT", boft_block_size=0, boft_block_num=3),
+        boft(),
+        "3 blocks of 2, by the config, are not its 8 columns",
+    ),
+    "blocks of both": (BOFT | {"boft_block_num": 2}, boft(), "2 blocks of 2, by the config, are not its 8 columns"),
+    "other columns": (BOFT, boft(blocks=3), r"boft_R has shape \[1, 3, 2, 2\], the base needs \[1, 4, 2, 2\]"),
     "odd blocks": (
         config("BOFT", boft_block_size=1, boft_n_butterfly_factor=2),
         boft(2, 8, 1),
@@ -168,13 +174,24 @@ NOT_THE_BASES: dict[str, tuple[dict[str, Any], Tensors, str]] = {
         "4 blocks of 2 columns cannot be halved 3 times, as 4 butterfly factors need",
     ),
     "s": (BOFT, boft(outputs=8), r"boft_s has shape \[8, 1\], the base needs \[4, 1\]"),
-    "entries": (SHIRA, shira(13), r"shira_weight has shape \[13\], the base needs \[12\]"),
+    "entries": (SHIRA, shira(13), r"shape \[13\], the base and r 1 of the config need \[12\]"),
     "indices": (SHIRA, shira(12, np.zeros((12, 2), np.int32)), r"shira_indices has shape \[12, 2\]"),
     "too many": (config("SHIRA", r=3), shira(36, np.zeros((2, 36), np.int32)), "36 entries, but the weight has 32"),
-    "rows": (TOKENS, lora() | rows(3), r"trainable_tokens_delta has shape \[3, 8\], the base needs \[2, 8\]"),
     "token": (TOKENS | {"trainable_token_indices": [1, 12]}, lora() | rows(), "token 12 is beyond the 12 rows"),
 }
 AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
+    "block": (
+        BOFT,
+        boft(block=4, blocks=2),
+        r"shape \[1, 2, 4, 4\], by the config it is \[1, 2, 2, 2\]; save it again",
+    ),
+    "factors": (BOFT | {"boft_n_butterfly_factor": 3}, boft(2), r"\[2, 4, 2, 2\], by the config it is \[3, 4, 2, 2\]"),
+    "flat": (BOFT, boft() | {f"{AT}{Q}.boft_R": numbers(16)}, r"boft_R has shape \[16\], by the config it is"),
+    "rows": (
+        TOKENS,
+        lora() | rows(3),
+        r"trainable_tokens_delta has shape \[3, 8\], by the config 2 rows; save it again",
+    ),
     "rank": (LORA | {"r": 3}, lora(), "q_proj: A and B are of rank 2, by the config it is 3"),
     "rank of one": (LORA | {"rank_pattern": {"q_proj": 3}}, lora(), "are of rank 2, by the config it is 3"),
     "rank of an embedding": (LORA | {"r": 3, "target_modules": ["embed_tokens"]}, embedded(12), "are of rank 2"),
@@ -254,6 +271,25 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "one of two saved": (NORM, lora() | {f"{HEAD}.weight": numbers(12, 8)}, r"has nothing of model\.norm"),
     "shira of rank 0": (SHIRA | {"r": 0}, shira(), "r must be at least 1"),
 }
+
+
+def test_half_a_file_is_told(tmp_path: Path) -> None:
+    """Two layers have q; not of an expression, nor of what the config leaves out, nor of another module beside it."""
+    second = "model.layers.1.self_attn.q_proj"
+    base = BASE | {f"{second}.weight": (4, 8), f"{second}.bias": (4,)}
+    told = f"nothing for 1 of 2 modules that its config names ({second} first): they are served as they are without it"
+    assert (opened(tmp_path / "a", LORA, lora(), base).note or "").endswith(told)
+    assert opened(tmp_path / "b", LORA, lora() | lora(second), base).note is None
+    biased = lora() | {f"{AT}{second}.bias": numbers(4)}
+    assert (opened(tmp_path / "c", LORA | {"bias": "all"}, biased, base).note or "").endswith(told)
+    for k, fields in enumerate(
+        ({"target_modules": ".*q_proj"}, {"layers_to_transform": [0]}, {"exclude_modules": [second]})
+    ):
+        assert opened(tmp_path / str(k), LORA | fields, lora(), base).note is None
+    up = LORA | {"target_modules": ["q_proj", "up_proj"]}
+    assert (
+        half_note({Q: opened(tmp_path / "d", LORA, lora()).changes[Q]}, parse_settings(up, "c"), BASE) is None
+    )  # experts
 
 
 def test_a_name_of_modules_to_save_that_the_base_does_not_have(tmp_path: Path) -> None:

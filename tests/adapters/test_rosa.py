@@ -79,7 +79,11 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "column 8": ({}, changed(col_idx=np.array([*COLS[:-1], 8], np.int16)), "outside of its weight"),
     "column -1": ({}, changed(col_idx=np.array([*COLS[:-1], -1], np.int32)), "outside of its weight"),
     "values of NaN": ({}, changed(values=np.full(8, np.nan, np.float32)), "values holds NaN or an infinity"),
-    "another density": ({"d": 0.5}, changed(), r"values has shape \[8\], the base needs \[16\]"),
+    "another density": (
+        {"d": 0.5},
+        changed(),
+        r"values has shape \[8\], the base and d 0\.5 of the config need \[16\]",
+    ),
     "no density": ({"d": 0}, changed(), "has a sparse part, but its density is 0"),
     "no rank": ({"r": 0}, changed(), "has A and B, but its rank is 0"),
     "no columns": ({}, {k: v for k, v in changed().items() if "col_idx" not in k}, "row_offs and col_idx belong"),

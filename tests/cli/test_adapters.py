@@ -72,6 +72,7 @@ def test_verify_says_what_it_compared(adapter: Path, pair: Pair, command: Callab
         assert (code, json.loads(out)["verified"], json.loads(out)["compared_with"]) == (0, True, None)
         assert ("shapes" in err) == bool(base)
         assert "directory has no recorded hashes: its config, names" in err
+        assert ("checked; whether its tensors belong together, --base tells" in err) == (not base)
 
 
 def test_verify_holds_it_against_a_base(
@@ -101,6 +102,16 @@ def test_a_base_that_the_config_does_not_name_is_noted_once_a_load(
         code, _, err = command(*verb, "--base", pair.base)
         assert (code, err.count("its shapes fit")) == (0, 0 if told is None else 1)
         assert told is None or told in err
+
+
+def test_half_a_file_is_noted(adapter: Path, pair: Pair, command: Callable[..., tuple[int, str, str]]) -> None:
+    peft_models.change(
+        adapter, lambda tensors: {name: one for name, one in tensors.items() if ".layers.1." not in name}
+    )
+    for verb in (("verify", adapter), ("generate", adapter, "w1", "--max-new-tokens", 1)):
+        code, _, err = command(*verb, "--base", pair.base)
+        assert code == 0
+        assert err.count("modules that its config names (model.layers.1.") == 1
 
 
 def test_verify_finds_what_cannot_be(adapter: Path, pair: Pair, command: Callable[..., tuple[int, str, str]]) -> None:

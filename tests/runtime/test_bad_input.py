@@ -232,3 +232,9 @@ def test_scores_and_logits_of_no_ids(base: Runtime) -> None:
     for one in ([1], wrong), (wrong, [1]):
         with pytest.raises(InputError, match="the request: 3 is neither text nor token ids"):
             base.loglikelihood([(None, *one)])
+
+
+@pytest.mark.parametrize("budget", ["1GB", -1, 1.5, True])
+def test_a_budget_that_is_no_number_of_bytes(pair: Pair, budget: Any) -> None:
+    with pytest.raises(InputError, match=r"budget_bytes: .* is no whole number of bytes, 0 or more; give one"):
+        Runtime.from_base(pair.base, budget_bytes=budget)

@@ -386,14 +386,18 @@ def test_an_export_that_exists_is_refused_before_any_work(run: Run, cli_zoo: Pat
 
 
 def test_another_kind_under_one_name_is_refused(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
-    told = "t/base: its versions are of kind base-ref, this is a delta; choose another name"
+    told = "t/base: its versions are of kind base-ref, this one is of kind delta; choose another name"
     failed(run("add", GOLDEN / "int2-24", "t/base"), 2, told)
     failed(run("push", "t/bot", cli_zoo, "--as", "t/base"), 2, told)
-    failed(run("add", GOLDEN / "base", "t/bot"), 2, "t/bot: its versions are of kind delta, this is a base-ref")
+    failed(
+        run("add", GOLDEN / "base", "t/bot"), 2, "t/bot: its versions are of kind delta, this one is of kind base-ref"
+    )
     run("init", tmp_path / "other")
     run("add", GOLDEN / "base", "t/bot", "--zoo", tmp_path / "other")
     run("export", tmp_path / "x.tar", "t/bot")
-    failed(run("import", tmp_path / "x.tar", "--zoo", tmp_path / "other"), 2, "of kind base-ref, this is a delta")
+    failed(
+        run("import", tmp_path / "x.tar", "--zoo", tmp_path / "other"), 2, "of kind base-ref, this one is of kind delta"
+    )
     assert [one["version"] for one in data(run("list", "--json"))] == [1, 2]
     assert run("verify")[0] == 0
 

@@ -23,11 +23,17 @@ def rotation(
     if brought.matrices != {"R", "s"}:
         raise ValueError(f"module {module} has {', '.join(sorted(roles))} only; boft_R and boft_s belong together")
     block = settings.block or (inputs // settings.blocks if settings.blocks else 0)
-    if not block or inputs % block or (settings.blocks and settings.blocks * block != inputs):
+    if settings.blocks and settings.blocks * block != inputs:
+        told = f"{settings.blocks} blocks of {block}, by the config, are not its {inputs} columns"
+        raise DoesNotFitError(f"module {module}: {told}")
+    if not block or inputs % block:
         raise DoesNotFitError(f"module {module}: {inputs} columns are no whole number of blocks of {block}")
     # PEFT falls back to one factor where its CUDA extension is missing, whatever the config asks for.
     shape = tensors[roles["R"]].shape
     factors = 1 if shape[:1] == (1,) else settings.factors
+    by_config = (factors, *shape[1:2], block, block)
+    if shape != by_config:
+        raise ValueError(f"module {module}: boft_R has shape {list(shape)}, by the config it is {list(by_config)}")
     same(module, "boft_R", tensors[roles["R"]], (factors, inputs // block, block, block))
     same(module, "boft_s", tensors[roles["s"]], (outputs, 1))
     if factors > 1 and (block % 2 or (inputs // block) % 2 ** (factors - 1)):

@@ -69,6 +69,10 @@ def rows(brought: Brought, tensors: Tensors, settings: AdapterConfig, shape: Sha
         raise ValueError(f"tensor {name} holds rows, but trainable_token_indices names none, or several, for {module}")
     if brought.matrices:
         raise ValueError(f"module {module} has rows of single tokens and matrices, which PEFT does not put together")
+    count = tensors[name].shape[:1]
+    if count != (len(wanted[0]),):
+        told = f"trainable_tokens_delta has shape {list(tensors[name].shape)}, by the config {len(wanted[0])} rows"
+        raise ValueError(f"module {module}: {told}")
     same(module, "trainable_tokens_delta", tensors[name], (len(wanted[0]), shape[1]))
     if max(wanted[0]) >= shape[0]:
         raise DoesNotFitError(f"module {module}: token {max(wanted[0])} is beyond the {shape[0]} rows of the table")

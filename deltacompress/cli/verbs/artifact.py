@@ -131,10 +131,17 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
         shapes, adapter = "config, names, shapes and values", early.adapter(place, base, over)
         check_values(adapter)
         told = {"kind": adapter.kind, "modules": adapter.modules, "digest": adapter.digest}
+        if adapter.note is not None:
+            console.note(f"{entry or place}: {adapter.note}")
         if over is None and base is not None and (note := base_note(place, base)) is not None:
             console.note(f"{entry or place}: {note}")
     if entry is None:
-        console.note(f"a PEFT adapter's directory has no recorded hashes: its {shapes} were checked")
+        more = (
+            ""
+            if over is not None or base is not None
+            else f"; whether its tensors belong together, {option('base')} tells"
+        )
+        console.note(f"a PEFT adapter's directory has no recorded hashes: its {shapes} were checked{more}")
     data = {"adapter": entry or str(place), "base": None if base is None else str(base), "kind": told["kind"]}
     data |= {} if over is None else {"over": str(over)}
     data |= {"modules": told["modules"], "digest": told["digest"], "verified": True}

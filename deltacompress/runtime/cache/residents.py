@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from deltacompress.errors import BackendError, option
+from deltacompress.errors import BackendError, InputError, option
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 
 
@@ -16,6 +16,11 @@ class Residents:
     """slots: how many there are, numbered from 1; by_slot: who has them; budget_bytes: None for no limit."""
 
     def __init__(self, slots: int, budget_bytes: int | None) -> None:
+        """Raises InputError: a budget that is no number of bytes."""
+        whole = isinstance(budget_bytes, int) and not isinstance(budget_bytes, bool)
+        if budget_bytes is not None and (not whole or budget_bytes < 0):
+            told = f"{budget_bytes!r} is no whole number of bytes, 0 or more"
+            raise InputError(told, where=option("budget_bytes"), way_out="give one, or nothing for no limit")
         self.slots, self.budget_bytes = slots, budget_bytes
         self.by_slot: dict[int, LoadedVariant] = {}
 

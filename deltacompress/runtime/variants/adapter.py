@@ -179,6 +179,8 @@ class AdapterVariant(Variant):
             told.append(f"over the delta {self.over.folder.name}")
             if note := self.over.note():
                 told.append(note)
+        if self.adapter.note is not None:
+            told.append(self.adapter.note)
         if self._base_note is not None:  # over a delta it was said what it is of
             told.append(self._base_note)
         return "; ".join(told)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from deltacompress.errors import option
 from deltacompress.zoo.catalog import Catalog
 from deltacompress.zoo.entries.artifact import manifest_in
 from deltacompress.zoo.entries.bases import identity_in
@@ -81,5 +82,5 @@ def delta_under(zoo: Catalog, name: str) -> str | None:
     raise NotFoundError(
         f"{found} goes over a delta of {str(entry.lineage.finetuned_name)[:200]!a}, which is not in this zoo",
         where=zoo.where,
-        way_out="bring that here (zoo push, zoo undelete), or name a delta of that model with over",
+        way_out="bring that here (zoo push, zoo undelete), or name a delta of that model with " + option("over"),
     )

@@ -51,7 +51,9 @@ def check_kind(store: Store, name: str, kind: str) -> None:
             continue
         if there != kind:
             raise ConflictError(
-                f"its versions are of kind {there}, this is a {kind}", where=name, way_out="choose another name"
+                f"its versions are of kind {there}, this one is of kind {kind}",
+                where=name,
+                way_out="choose another name",
             )
         return
 

@@ -258,7 +258,7 @@ def test_there_is_no_place_for_it(family: Family, runtime: Runtime, tmp_path: Pa
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+        ({"peft_type": "IA3"}, r"peft_type 'IA3'; read are .*; merge it"),
         ({"init_lora_weights": "pissa"}, "PiSSA changes the weights of the base"),
         ({"target_modules": ["q_proj"]}, "is not among target_modules"),
         ({"r": 3}, "are of rank 8, by the config it is 3"),
