@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from deltacompress.adapters.changes import changes_of, half_note
+from deltacompress.adapters.changes import changes_of
 from deltacompress.adapters.checks.base import DoesNotFitError, Shape
 from deltacompress.adapters.directory import read_config, weights_of
 from deltacompress.adapters.records import Change
@@ -44,9 +44,9 @@ class Adapter:
     """An adapter that fits its base.
 
     path: its directory; settings: what its config says; weights: its file of tensors; tensors: name -> where it lies
-    there, in file order; changes: module, as the model calls it -> what is brought for it, in file order. note: what a
-    user should know of it, if anything. hashing: gives `digest`, while what follows goes on. stamp: of the file that
-    digest and tensors are of: what is read later is to be of that very file.
+    there, in file order; changes: module, as the model calls it -> what is brought for it, in file order. hashing:
+    gives `digest`, while what follows goes on. stamp: of the file that digest and tensors are of: what is read later is
+    to be of that very file.
     """
 
     path: Path
@@ -56,7 +56,6 @@ class Adapter:
     stamp: Stamp
     tensors: Mapping[str, TensorSpan]
     changes: Mapping[str, Change]
-    note: str | None = None
 
     @property
     def digest(self) -> str:
@@ -124,8 +123,7 @@ def open_adapter(directory: Path, base_shapes: Mapping[str, Shape], *, base_name
         raise CheckpointError(
             str(error), where=read.weights, way_out="save it again with PEFT, or get it again"
         ) from None
-    note = half_note(changes, read.settings, base_shapes)
-    return Adapter(directory, read.settings, read.hashing, read.weights, read.stamp, read.tensors, changes, note)
+    return Adapter(directory, read.settings, read.hashing, read.weights, read.stamp, read.tensors, changes)
 
 
 def read_adapter(directory: Path) -> ReadAdapter:

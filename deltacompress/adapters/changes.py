@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deltacompress.adapters.checks import low_rank, sparse, whole
@@ -31,28 +30,37 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
     found = {module: _change(one, tensors, settings, base) for module, one in brought.items()}
     _check_targets({module for module, one in brought.items() if one.matrices}, settings)
     _check_tokens(found, settings)
-    _check_saved(found, settings, base)
     return found
 
 
-def half_note(changes: Mapping[str, Change], settings: AdapterConfig, base: Mapping[str, Shape]) -> str | None:
+def half_note(changes: Mapping[str, Change], settings: AdapterConfig, modules: Iterable[str]) -> str | None:
     """What to tell of a file that has nothing for some modules that the config's names mean; None: it has for all.
 
-    Of an expression it is not known which these are. Experts are no modules of their own in the model.
+    modules: of the model, that can have matrices. Of an expression it is not known which of them it means.
     """
-    if isinstance(settings.targets, str):
+    if isinstance(settings.targets, str) or settings.by_expression:
         return None
-    parts = (change for change in changes.values() if change.whole is None or len(change.tensors) > 1)
-    there = {change.tensor for change in parts}
-    modules = {name: name.removesuffix(".weight") for name, shape in base.items() if len(shape) == 2}
-    meant = [
-        one for one, module in modules.items() if settings.is_target(module) and "experts" not in module.split(".")
-    ]
-    lacking = [name for name in meant if name not in there]
+    there = {name for name, one in changes.items() if any((one.low_rank, one.embedding, one.rotation, one.sparse))}
+    meant = [one for one in modules if settings.is_target(one) and not settings.is_empty(one)]
+    lacking = [one for one in meant if one not in there]
     if not lacking:
         return None
     told = f"its file has nothing for {len(lacking)} of {len(meant)} modules that its config names"
-    return f"{told} ({modules[lacking[0]]} first): they are served as they are without it"
+    return f"{told} ({lacking[0]} first): they are served as they are without it"
+
+
+def check_saved(changes: Mapping[str, Change], settings: AdapterConfig, modules: Iterable[str]) -> None:
+    """Of each module that modules_to_save names something is in the file: PEFT loads no other.
+
+    modules: all of the model that have weights.
+
+    Raises:
+        ValueError: one line without the file's name.
+    """
+    there = {module for module, change in changes.items() if change.whole is not None}
+    lacking = [module for module in modules if settings.is_saved(module) and module not in there]
+    if lacking:
+        raise ValueError(f"has nothing of {lacking[0]}, which modules_to_save names")
 
 
 def _change(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Shape]) -> Change:
@@ -113,16 +121,6 @@ def _check_targets(modules: set[str], settings: AdapterConfig) -> None:
     for target in settings.targets:
         if not any(module == target or module.endswith("." + target) for module in modules):
             raise ValueError(f"has no matrices for its target module {target}")
-
-
-def _check_saved(found: Mapping[str, Change], settings: AdapterConfig, base: Mapping[str, Shape]) -> None:
-    """Of each name of modules_to_save that the base has, something is in the file: PEFT loads no other."""
-    there = [module for module, change in found.items() if change.whole is not None]
-    for name in settings.saved:
-        one = replace(settings, saved=(name,))
-        in_base = any(one.is_saved(tensor.rpartition(".")[0]) for tensor in base)
-        if in_base and not any(map(one.is_saved, there)):
-            raise ValueError(f"has nothing of {name}, which modules_to_save names")
 
 
 def _check_tokens(found: Mapping[str, Change], settings: AdapterConfig) -> None:

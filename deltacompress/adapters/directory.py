@@ -19,7 +19,7 @@ from deltacompress.checkpoints.side_files import (
 )
 from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from deltacompress.errors import CheckpointError, InputError
-from deltacompress.files.places import MANIFEST
+from deltacompress.files.places import CONFIG, MANIFEST
 from deltacompress.files.regular import read_bytes, unreadable
 
 KEPT = (
@@ -27,12 +27,13 @@ KEPT = (
     *(*VOCABULARY, "tokenizer.model", "chat_template.jinja"),
 )
 """Names of the files that belong to an adapter."""
+_AS_PEFT = "give a directory that PEFT's save_pretrained wrote"
 
 
 def is_adapter(directory: Path) -> bool:
     """Whether a directory looks like a PEFT adapter, or half of one, and not like an artifact."""
-    there = (os.path.lexists(directory / one) for one in (ADAPTER_CONFIG, ADAPTER_WEIGHTS))
-    return any(there) and not (directory / MANIFEST).exists()
+    half = os.path.lexists(directory / ADAPTER_WEIGHTS) and not os.path.lexists(directory / CONFIG)
+    return (half or os.path.lexists(directory / ADAPTER_CONFIG)) and not (directory / MANIFEST).exists()
 
 
 def need_adapter(directory: Path, way_out: str) -> None:
@@ -54,6 +55,8 @@ def read_config(directory: Path) -> tuple[dict[str, Any], bytes]:
     path = directory / ADAPTER_CONFIG
     try:
         raw = read_bytes(path, at_most=MAX_USED_CONFIG_BYTES, links=link_homes(directory))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"no {ADAPTER_CONFIG}", where=directory, way_out=_AS_PEFT) from error
     except OSError as error:
         raise unreadable(CheckpointError, path, error) from error
     return load_json_object(raw, str(path)), raw
@@ -101,9 +104,7 @@ def weights_of(directory: Path) -> Path:
             where=directory,
             way_out="save it again with safe_serialization=True",
         )
-    raise CheckpointError(
-        f"no {ADAPTER_WEIGHTS}", where=directory, way_out="give a directory that PEFT's save_pretrained wrote"
-    )
+    raise CheckpointError(f"no {ADAPTER_WEIGHTS}", where=directory, way_out=_AS_PEFT)
 
 
 def own_files(directory: Path) -> list[Path]:

@@ -18,9 +18,9 @@ class AdapterConfig:
     """What of adapter_config.json decides shapes, scale and meaning.
 
     kind: "lora", "boft", "shira" or "rosa".
-    targets, saved, excluded: target_modules, modules_to_save, exclude_modules (one given as an expression is not read);
-    layers, lists: layers_to_transform (None: all) and layers_pattern; transposed: fan_in_fan_out (weights stored [in,
-    out]).
+    targets, saved, excluded: target_modules, modules_to_save, exclude_modules (one given as an expression is not read,
+    of the last `by_expression` says so); layers, lists: layers_to_transform (None: all) and layers_pattern; transposed:
+    fan_in_fan_out (weights stored [in, out]).
     LoRA, RoSA: rank, ranks: r and rank_pattern, alpha, alphas: lora_alpha and alpha_pattern, rslora: use_rslora;
     biased: lora_bias; dora: use_dora; tokens: trainable_token_indices by name of the module, "" the input embedding.
     RoSA: density, densities: d and density_pattern. SHiRA: rank.
@@ -40,6 +40,7 @@ class AdapterConfig:
     densities: Mapping[str, float] = field(default_factory=dict)
     targets: str | tuple[str, ...] = ()
     saved: tuple[str, ...] = ()
+    by_expression: bool = False
     excluded: tuple[str, ...] = ()
     layers: tuple[int, ...] | None = None
     lists: tuple[str, ...] = ()
@@ -81,6 +82,10 @@ class AdapterConfig:
         if not is_named(module, self.targets):
             return False
         return self.layers is None or layer_of(module, self.lists) in self.layers
+
+    def is_empty(self, module: str) -> bool:
+        """Whether a module has no matrices though it is meant: of RoSA, where both its parts are of size 0."""
+        return self.kind == "rosa" and not self.rank_of(module) and not self.density_of(module)
 
     def is_saved(self, module: str) -> bool:
         """Whether a module, or one that it is part of, is among modules_to_save, by the end of its name."""
@@ -128,6 +133,7 @@ def _shared(config: Mapping[str, Any], kind: str, path: str) -> dict[str, Any]:
     return {
         "targets": targets if isinstance(targets, str) else tuple(targets),
         "saved": given.texts(config, "modules_to_save", path),
+        "by_expression": isinstance(excluded, str) and bool(excluded),
         "excluded": () if isinstance(excluded, str) else given.texts(config, "exclude_modules", path),
         "layers": given.layers(config, "layers_to_transform", path),
         "lists": given.names(config, "layers_pattern", path),

@@ -13,7 +13,7 @@ from adapters.made import AT, BASE, LORA, Q, config, lora, numbers, write
 from numpy.typing import NDArray
 
 from deltacompress.adapters.adapter import Adapter, open_adapter
-from deltacompress.adapters.changes import half_note
+from deltacompress.adapters.changes import check_saved, half_note
 from deltacompress.adapters.records import Change, EmbeddingLowRank, LowRank, Rotation, Sparse, TokenRows, Whole
 from deltacompress.adapters.settings import parse_settings
 from deltacompress.errors import BaseMismatchError, CheckpointError
@@ -267,34 +267,44 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     ),
     "indices of bytes": (SHIRA, shira(12, np.zeros((2, 12), np.uint8)), "shira_indices has dtype U8"),
     "shira transposed": (SHIRA | {"fan_in_fan_out": True}, shira(), "SHiRA is for nn.Linear only"),
-    "saved, and not there": (SAVED, lora(), "has nothing of lm_head, which modules_to_save names"),
-    "one of two saved": (NORM, lora() | {f"{HEAD}.weight": numbers(12, 8)}, r"has nothing of model\.norm"),
     "shira of rank 0": (SHIRA | {"r": 0}, shira(), "r must be at least 1"),
 }
 
 
 def test_half_a_file_is_told(tmp_path: Path) -> None:
-    """Two layers have q; not of an expression, nor of what the config leaves out, nor of another module beside it."""
+    """Two layers have q; nothing is told of expressions, nor of what the config leaves out."""
     second = "model.layers.1.self_attn.q_proj"
-    base = BASE | {f"{second}.weight": (4, 8), f"{second}.bias": (4,)}
+    base, modules = BASE | {f"{second}.weight": (4, 8), f"{second}.bias": (4,)}, [Q, second, "lm_head"]
+
+    def note(name: str, settings: dict[str, Any], tensors: Tensors) -> str | None:
+        found = opened(tmp_path / name, settings, tensors, base)
+        return half_note(found.changes, found.settings, modules)
+
     told = f"nothing for 1 of 2 modules that its config names ({second} first): they are served as they are without it"
-    assert (opened(tmp_path / "a", LORA, lora(), base).note or "").endswith(told)
-    assert opened(tmp_path / "b", LORA, lora() | lora(second), base).note is None
-    biased = lora() | {f"{AT}{second}.bias": numbers(4)}
-    assert (opened(tmp_path / "c", LORA | {"bias": "all"}, biased, base).note or "").endswith(told)
-    for k, fields in enumerate(
-        ({"target_modules": ".*q_proj"}, {"layers_to_transform": [0]}, {"exclude_modules": [second]})
-    ):
-        assert opened(tmp_path / str(k), LORA | fields, lora(), base).note is None
-    up = LORA | {"target_modules": ["q_proj", "up_proj"]}
+    assert (note("half", LORA, lora()) or "").endswith(told)
+    assert note("whole", LORA, lora() | lora(second)) is None
+    assert (note("bias", LORA | {"bias": "all"}, lora() | {f"{AT}{second}.bias": numbers(4)}) or "").endswith(told)
+    fields: list[dict[str, Any]] = [
+        {"target_modules": ".*q_proj"},
+        {"layers_to_transform": [0]},
+        {"exclude_modules": [second]},
+        {"exclude_modules": ".*layers.1.*"},
+    ]
+    for k, one in enumerate(fields):
+        assert note(str(k), LORA | one, lora()) is None
+    empty = {"peft_type": "ROSA", "rank_pattern": {second: 0}, "density_pattern": {second: 0}}
     assert (
-        half_note({Q: opened(tmp_path / "d", LORA, lora()).changes[Q]}, parse_settings(up, "c"), BASE) is None
-    )  # experts
+        half_note({Q: opened(tmp_path / "e", LORA, lora()).changes[Q]}, parse_settings(LORA | empty, "c"), modules)
+        is None
+    )
 
 
-def test_a_name_of_modules_to_save_that_the_base_does_not_have(tmp_path: Path) -> None:
-    """PEFT saves nothing for it."""
-    assert opened(tmp_path, LORA | {"modules_to_save": ["score"]}, lora()).changes.keys() == {Q}
+def test_what_was_saved_whole_is_there(tmp_path: Path) -> None:
+    """Of modules that the model has: PEFT saves nothing for other names."""
+    found = opened(tmp_path / "a", NORM, lora() | {f"{HEAD}.weight": numbers(12, 8)})
+    check_saved(found.changes, found.settings, [Q, "lm_head"])
+    with pytest.raises(ValueError, match=r"has nothing of model\.norm, which modules_to_save names"):
+        check_saved(found.changes, found.settings, [Q, "lm_head", "model.norm"])
 
 
 @pytest.mark.parametrize("case", NOT_THE_BASES)

@@ -23,10 +23,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.adapters.adapter import Adapter, adapter_identity, open_adapter
+from deltacompress.adapters.changes import check_saved, half_note
 from deltacompress.adapters.directory import base_note
 from deltacompress.adapters.records import Change
 from deltacompress.adapters.values import check_values
-from deltacompress.errors import UnsupportedModelError
+from deltacompress.errors import CheckpointError, UnsupportedModelError
 from deltacompress.models.tokenizers import has_tokenizer
 from deltacompress.numerics.adapters.butterfly import MERGED
 from deltacompress.numerics.adapters.magnitude import Rows
@@ -35,7 +36,7 @@ from deltacompress.runtime.operands.operand import Operand, Vector
 from deltacompress.runtime.operands.product import Combined, LinearOperand
 from deltacompress.runtime.operands.stored import Stored
 from deltacompress.runtime.variants.adapter_operands import AdapterOperands
-from deltacompress.runtime.variants.adapter_tables import own_weight, rows_of_tied_heads, tables_of_both
+from deltacompress.runtime.variants.adapter_tables import Ties, own_weight
 from deltacompress.runtime.variants.adapter_tensors import AdapterTensors, RowsOfBase
 from deltacompress.runtime.variants.delta import DeltaVariant
 from deltacompress.runtime.variants.layout import Layout
@@ -56,8 +57,11 @@ class AdapterVariant(Variant):
             for module, one in adapter.changes.items()
             if one.whole is not None and one.whole.bias is not None
         }
-        self._weights |= tables_of_both(self._weights, layout)
-        self._tied_rows = rows_of_tied_heads(self._weights, base, layout)
+        ties = Ties(layout, base.roles, self._are_alike)
+        self._weights |= ties.tables_of_both(self._weights)
+        self._tied_rows = ties.rows_of_heads(self._weights)
+        modules = [path.removesuffix(".weight") for path, role in base.roles.items() if role != "vector"]
+        self._half_note = half_note(adapter.changes, adapter.settings, modules)
 
     @classmethod
     def open(cls, path: Path, base: BaseSide, over: DeltaVariant | None = None) -> AdapterVariant:
@@ -78,6 +82,7 @@ class AdapterVariant(Variant):
         made = cls(adapter, layout, base, over)
         made._check_places()
         made._check_tables()
+        made._check_saved()
         made.layout = made._grown(layout)
         return made
 
@@ -179,8 +184,8 @@ class AdapterVariant(Variant):
             told.append(f"over the delta {self.over.folder.name}")
             if note := self.over.note():
                 told.append(note)
-        if self.adapter.note is not None:
-            told.append(self.adapter.note)
+        if self._half_note is not None:
+            told.append(self._half_note)
         if self._base_note is not None:  # over a delta it was said what it is of
             told.append(self._base_note)
         return "; ".join(told)
@@ -203,6 +208,9 @@ class AdapterVariant(Variant):
             return False
         there, own = self._under(module_path, restored=True), self._operands.tensors.read(name)
         return own.shape == there.shape and torch.equal(own.float(), there.float())
+
+    def _are_alike(self, one: str, other: str) -> bool:
+        return torch.equal(*(self._under(path, restored=True) for path in (one, other)))
 
     def _under(self, module_path: str, *, restored: bool = False) -> Tensor:
         """The weight that the adapter goes over; restored: as in DeltaVariant.weight."""
@@ -245,6 +253,15 @@ class AdapterVariant(Variant):
                     where=self.adapter.weights,
                     way_out="merge it into its base and serve that, or serve it with another engine",
                 )
+
+    def _check_saved(self) -> None:
+        """Make sure that the file has what the config says it was saved with."""
+        try:
+            check_saved(
+                self.adapter.changes, self.adapter.settings, [path.rpartition(".")[0] for path in self._base.roles]
+            )
+        except ValueError as error:
+            raise CheckpointError(str(error), where=self.adapter.weights, way_out="get the whole file") from None
 
     def _check_tables(self) -> None:
         """Make sure that whatever the head may write can be read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,18 +105,31 @@ TIED: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
+def stored_twice(base: Path, root: Path) -> Path:
+    """The same tied model, whose file has the head, too."""
+    made = shutil.copytree(base, root / "twice")
+    tensors = peft_models.load_file(made / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    peft_models.save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    return made
+
+
+@pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("name", TIED)
-def test_a_table_that_two_share_grows_for_both(make_pair: Callable[..., Pair], tmp_path: Path, name: str) -> None:
+def test_a_table_that_two_share_grows_for_both(
+    make_pair: Callable[..., Pair], tmp_path: Path, name: str, twice: bool
+) -> None:
     """PEFT saves the one that has matrices; the other one is the same tensor in the model."""
     pair, (kind, config) = make_pair("qwen2-tied"), TIED[name]
-    path = peft_models.write(pair.base, tmp_path / "a", kind, vocabulary=99, **config)
-    runtime = Runtime.from_base(pair.base)
+    base = stored_twice(pair.base, tmp_path) if twice else pair.base
+    path = peft_models.write(base, tmp_path / "a", kind, vocabulary=99, **config)
+    runtime = Runtime.from_base(base)
     runtime.load(path, "a")
     ids = [*random_ids(7), 97, 98]
-    found, base = runtime.logits([("a", ids), (None, ids[:7])])
-    assert_close(found, peft_models.logits(peft_models.model_of(pair.base, path, 99), ids), UNMERGED.value)
+    found, plain = runtime.logits([("a", ids), (None, ids[:7])])
+    assert_close(found, peft_models.logits(peft_models.model_of(base, path, 99), ids), UNMERGED.value)
     assert found.shape[1] == 99
-    assert_close(base, oracle_logits(pair.base, ids[:7]))
+    assert_close(plain, oracle_logits(base, ids[:7]))
 
 
 def test_a_table_that_two_share_and_that_was_changed_before_training(
@@ -136,6 +150,18 @@ def test_a_table_that_two_share_and_that_was_changed_before_training(
     ids = random_ids(7)
     assert_close(
         runtime.logits([("a", ids)])[0], peft_models.logits(peft_models.model_of(pair.base, path), ids), UNMERGED.value
+    )
+
+
+def test_rows_of_a_table_that_is_stored_twice(make_pair: Callable[..., Pair], tmp_path: Path) -> None:
+    base = stored_twice(make_pair("qwen2-tied").base, tmp_path)
+    config = {"target_modules": ["q_proj"], "trainable_token_indices": [1, 2, 3]}
+    path = peft_models.write(base, tmp_path / "a", "Lora", **config)
+    runtime = Runtime.from_base(base)
+    runtime.load(path, "a")
+    ids = [1, *random_ids(5), 3]
+    assert_close(
+        runtime.logits([("a", ids)])[0], peft_models.logits(peft_models.model_of(base, path), ids), UNMERGED.value
     )
 
 
