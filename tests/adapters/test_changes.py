@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from deltacompress.adapters.adapter import Adapter, open_adapter
 from deltacompress.adapters.changes import check_saved, half_note
+from deltacompress.adapters.directory import is_adapter
 from deltacompress.adapters.records import Change, EmbeddingLowRank, LowRank, Rotation, Sparse, TokenRows, Whole
 from deltacompress.adapters.settings import parse_settings
 from deltacompress.errors import BaseMismatchError, CheckpointError
@@ -321,3 +322,21 @@ def test_what_is_at_odds_with_itself(tmp_path: Path, case: str) -> None:
     with pytest.raises(CheckpointError, match=told) as error:
         opened(tmp_path, settings, tensors)
     assert str(error.value).startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        (["adapter_config.json"], True),
+        (["adapter_model.safetensors"], True),
+        (["config.json", "model.safetensors", "adapter_model.safetensors"], False),
+        (["config.json", "adapter_config.json", "adapter_model.safetensors"], True),
+        (["manifest.json", "adapter_config.json"], False),
+        ([], False),
+    ],
+)
+def test_what_looks_like_an_adapter(tmp_path: Path, files: list[str], wanted: bool) -> None:
+    """Half of one does; a model with stray matrices beside it, or an artifact, does not."""
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    assert is_adapter(tmp_path) == wanted
