@@ -54,14 +54,14 @@ def weight_of(module: str, base: Mapping[str, Shape]) -> str:
     return found
 
 
-def same(module: str, what: str, info: TensorInfo, wanted: Shape) -> None:
-    """Check a tensor of values.
+def same(module: str, what: str, info: TensorInfo, wanted: Shape, *, needs: str = "the base needs") -> None:
+    """Check a tensor of values. needs: what says how large it is to be.
 
     Raises:
         DoesNotFitError: it has another shape.
         ValueError: its values are no floating-point numbers.
     """
     if info.shape != wanted:
-        raise DoesNotFitError(f"module {module}: {what} has shape {list(info.shape)}, the base needs {list(wanted)}")
+        raise DoesNotFitError(f"module {module}: {what} has shape {list(info.shape)}, {needs} {list(wanted)}")
     if info.dtype not in FLOATS:
         raise ValueError(f"module {module}: {what} has dtype {info.dtype}; read are {', '.join(sorted(FLOATS))}")

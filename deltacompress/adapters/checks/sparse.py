@@ -26,10 +26,8 @@ def scattered(brought: Brought, tensors: Tensors, settings: AdapterConfig, outpu
             f"module {module} has {', '.join(sorted(roles))} only; shira_weight and shira_indices belong together"
         )
     count = settings.rank * (outputs + inputs)
-    if tensors[roles["values"]].shape != (count,):
-        has = f"shira_weight has shape {list(tensors[roles['values']].shape)}"
-        raise DoesNotFitError(f"module {module}: {has}, the base and r {settings.rank} of the config need [{count}]")
-    same(module, "shira_weight", tensors[roles["values"]], (count,))
+    needs = f"the base and r {settings.rank} of the config need"
+    same(module, "shira_weight", tensors[roles["values"]], (count,), needs=needs)
     _indices(module, "shira_indices", tensors[roles["indices"]], (2, count), ("I32", "I64", _AS_FLOATS))
     _check_count(module, count, outputs, inputs)
     return Sparse(roles["values"], count, indices=roles["indices"])
@@ -45,10 +43,8 @@ def compressed(brought: Brought, tensors: Tensors, settings: AdapterConfig, outp
     count = int(density * (outputs * inputs))
     if not count:
         raise ValueError(f"module {module} has a sparse part, but its density is {density}")
-    if tensors[roles["values"]].shape != (count,):
-        has = f"rosa_spa.values has shape {list(tensors[roles['values']].shape)}"
-        raise DoesNotFitError(f"module {module}: {has}, the base and d {density} of the config need [{count}]")
-    same(module, "rosa_spa.values", tensors[roles["values"]], (count,))
+    needs = f"the base and d {density} of the config need"
+    same(module, "rosa_spa.values", tensors[roles["values"]], (count,), needs=needs)
     _indices(module, "rosa_spa.row_offs", tensors[roles["row offsets"]], (outputs + 1,), ("I32", "I64"))
     _indices(module, "rosa_spa.col_idx", tensors[roles["columns"]], (count,), ("I16", "I32", "I64"))
     if tensors[roles["columns"]].dtype == "I16" and inputs > 1 << 16:

@@ -24,7 +24,7 @@ BLOCK = 128
 """Most columns of one launch: a tile of them stays in registers."""
 _ROWS = 32
 _MANY = 16384
-"""Rows from which on `fix_pairs` fills an H100 with a warp for each 32 of them: a lane a row waits for no other."""
+"""Rows from which on `fix_pairs` takes one warp for 32 of them, not two; all numbers of warps were tried on an H100."""
 
 
 def usable(device: torch.device) -> bool:
