@@ -18,7 +18,7 @@ from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from deltacompress.errors import BaseMismatchError, CheckpointError
 from deltacompress.files.canonical_json import canonical_digest
-from deltacompress.files.hashing import hash_file, sha256_hex
+from deltacompress.files.hashing import blake3_file, blake3_hex
 from deltacompress.files.regular import Stamp, stamp, stat_regular, unreadable
 
 
@@ -59,8 +59,8 @@ class Adapter:
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of what it is: of the canonical JSON of [[file, hex SHA-256], ...], sorted, of its config and
-        weights; waits until these are read.
+        """Hex SHA-256 of what it is: of the canonical JSON of [[file, hex BLAKE3], ...], sorted, of its config and
+        weights; waits until these are read. Whoever loads it waits, so it is not SHA-256 of files, one long chain.
 
         Raises:
             CheckpointError: they cannot be, or were replaced meanwhile.
@@ -89,7 +89,7 @@ def kind_of(settings: AdapterConfig) -> str:
 
 
 def digest_of(config: str, weights: str) -> str:
-    """`Adapter.digest` of hex SHA-256s of its config and of its file of tensors."""
+    """`Adapter.digest` of hex BLAKE3s of its config and of its file of tensors."""
     return canonical_digest(sorted([[ADAPTER_CONFIG, config], [ADAPTER_WEIGHTS, weights]]))
 
 
@@ -166,10 +166,10 @@ def digest_in(directory: Path) -> str:
 
 def _digest(config: bytes, weights: Path) -> str:
     try:
-        digest, _ = hash_file(weights, links=link_homes(weights.parent))
+        digest = blake3_file(weights, links=link_homes(weights.parent))
     except OSError as error:
         raise unreadable(CheckpointError, weights, error) from error
-    return digest_of(sha256_hex(config), digest)
+    return digest_of(blake3_hex(config), digest)
 
 
 def _stamp(weights: Path) -> Stamp:

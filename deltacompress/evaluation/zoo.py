@@ -13,17 +13,16 @@ from deltacompress.artifact.manifest import read_manifest
 from deltacompress.errors import InputError, option, switch
 from deltacompress.evaluation.report.data import Report
 from deltacompress.zoo.entries.beneath import OVER, delta_under
-from deltacompress.zoo.entries.evaluations import describe_evaluation
+from deltacompress.zoo.entries.evaluations import describe_evaluation, need_measurable
 from deltacompress.zoo.errors import NotFoundError
 from deltacompress.zoo.exchange.resolve import open_zoo
-from deltacompress.zoo.ledger.read import need_kind
 
 
 def pinned(zoo: str | None, given: str) -> str:
     """`name@version` of the artifact or adapter that a name means now: an alias may move while it is measured.
 
     Raises:
-        InputError: a directory, which has no entry that a report could be attached to.
+        InputError: a directory, which has no entry that a report could be attached to; as need_measurable.
         ZooError: no zoo was given, or it has no such artifact.
     """
     if Path(given).is_dir():
@@ -33,7 +32,7 @@ def pinned(zoo: str | None, given: str) -> str:
             way_out=f"give the name of its entry in {option('zoo')}, or leave out {switch('attach')}",
         )
     found, entry = open_zoo(zoo).show(given)
-    need_kind(found, entry, "delta", "adapter")
+    need_measurable(found, entry)
     return str(found)
 
 

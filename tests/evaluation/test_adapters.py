@@ -24,6 +24,8 @@ from deltacompress.evaluation.report.markdown import markdown
 from deltacompress.evaluation.subjects import open_subjects
 from deltacompress.evaluation.zoo import attach_report
 from deltacompress.zoo import Zoo
+from deltacompress.zoo.entries import linking
+from deltacompress.zoo.entries.artifact import Described
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -221,6 +223,32 @@ def test_eval_attaches_to_the_entry(
         attach_report(zoo.where, "team/boft", "bot", read_report(tmp_path / "out"))
     zoo.attest("team/boft", measured.out / "report.json")  # found by its files
     assert zoo.scores("team/boft")["echo.exact_match"] == measured.report.score("echo", "boft").value  # type: ignore[union-attr]
+
+
+def test_an_entry_that_does_not_say_what_reports_call_it(
+    measured: Measured, pair: Pair, task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Earlier versions of the program wrote such; told before anything is measured."""
+    zoo = Zoo.init(tmp_path / "zoo")
+    zoo.add(pair.base, "team/base")
+    described = linking.describe_adapter
+
+    def without(*arguments: Any) -> Described:
+        made = described(*arguments)
+        summary = {key: value for key, value in made.entry.summary.items() if key != "adapter_digest"}
+        return Described(made.entry.model_copy(update={"summary": summary}), made.blobs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(linking, "describe_adapter", without)
+        zoo.add(measured.adapters["boft"], "team/boft", base="team/base")
+    told = "an earlier version of the program added this adapter.* add the adapter again"
+    with pytest.raises(InputError, match=told):
+        zoo.attest("team/boft", measured.out / "report.json")
+    own = ["--base", str(pair.base), "--tasks", "colours", "--task-dir", str(task_dir), "--out", str(tmp_path / "out")]
+    assert main(["eval", "bot=team/boft", *own, "--zoo", str(tmp_path / "zoo"), "--attach", "--quiet"]) == 2
+    assert "team/boft@1: an earlier version" in capsys.readouterr().err
+    zoo.add(measured.adapters["boft"], "team/boft", base="team/base")
+    zoo.attest("team/boft", measured.out / "report.json")
 
 
 def test_wrong_adapters_are_told_before_anything_answers(

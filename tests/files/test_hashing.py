@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import time
 from io import BufferedReader, BytesIO
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +38,28 @@ def test_files_are_hashed_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UnfitFileError, match="a named pipe"):
         hashing.hash_file(tmp_path / "pipe")
+
+
+def test_blake3_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces that are large enough for its threads, and in a process that another one forked after it had some."""
+    monkeypatch.setattr(hashing, "_CHUNK", 300_000)
+    file, link, raw = tmp_path / "a", tmp_path / "link", os.urandom(1_000_003)
+    file.write_bytes(raw)
+    link.symlink_to(file)
+    whole = blake3(raw).hexdigest()
+    assert hashing.blake3_file(file) == hashing.blake3_file(link, links=ANYWHERE) == hashing.blake3_hex(raw) == whole
+    with pytest.raises(UnfitFileError, match="a symbolic link"):
+        hashing.blake3_file(link)
+    child = os.fork()
+    if child == 0:
+        os._exit(hashing.blake3_file(file) != whole)
+    for _ in range(600):
+        if (ended := os.waitpid(child, os.WNOHANG)) != (0, 0):
+            assert ended == (child, 0)
+            return
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("the child waits for threads that it has not")
 
 
 @given(st.binary(max_size=40), st.integers(0, 50))

@@ -22,6 +22,7 @@ from zoo.checkpoints import (
 )
 
 from deltacompress.adapters import values
+from deltacompress.adapters.adapter import digest_in
 from deltacompress.errors import BaseMismatchError, CheckpointError, DeltaCompressError
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries import linking
@@ -67,6 +68,7 @@ def test_an_adapter_comes_back_byte_for_byte(tmp_path: Path, zoo: Zoo, kind: str
     assert entry.lineage.parents == (zoo.resolve("team/llama").manifest,)
     assert (entry.summary["adapter"], entry.summary["recipe"]) == (kind, recipe)
     assert entry.summary["modules"] == (2 if kind == "lora" else 1)
+    assert entry.summary["adapter_digest"] == digest_in(source)
     assert files_of(zoo.pull(str(found), tmp_path / "out")) == files_of(source)
     assert zoo.verify().ok
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from deltacompress.adapters.adapter import adapter_identity, digest_of
-from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from deltacompress.adapters.adapter import adapter_identity
 from deltacompress.errors import ChecksumError, InputError
 from deltacompress.files.canonical_json import canonical_digest
 from deltacompress.files.hashing import sha256_hex
+from deltacompress.zoo.entries.adapters import IDENTITY
 from deltacompress.zoo.entries.artifact import Described
 from deltacompress.zoo.entries.beneath import OVER
 from deltacompress.zoo.entries.scores import MAX_SCORES, score_key
@@ -79,6 +79,22 @@ def is_evaluation(data: Mapping[str, Any]) -> bool:
     return data.keys() >= {"schema_version", "subjects", "scores"}
 
 
+def need_measurable(found: Resolved, entry: EntryManifest) -> None:
+    """Make sure that a report can be about the entry `found`.
+
+    Raises:
+        NotFoundError: it is no delta and no adapter.
+        InputError: it does not say what reports call it.
+    """
+    need_kind(found, entry, "delta", "adapter")
+    if entry.kind == "adapter" and IDENTITY not in entry.summary:
+        raise InputError(
+            "an earlier version of the program added this adapter, without the digest that reports name it by",
+            where=found,
+            way_out="add the adapter again, and evaluate that version",
+        )
+
+
 def describe_evaluation(
     data: Mapping[str, Any], found: Resolved, entry: EntryManifest, where: str, *, label: str | None = None
 ) -> Described:
@@ -88,10 +104,9 @@ def describe_evaluation(
 
     Raises:
         ChecksumError, ZooFormatError, DamagedRecordError: the report was edited, is newer, or not as one is written.
-        NotFoundError: the entry is no delta and no adapter.
-        InputError: the report measured something else.
+        NotFoundError, InputError: as need_measurable; or the report measured something else.
     """
-    need_kind(found, entry, "delta", "adapter")
+    need_measurable(found, entry)
     report = _parse(data, where)
     label = _label_of(report, entry) if label is None else label
     subject = next((one for one in report.subjects if one.label == label), None)
@@ -149,11 +164,9 @@ def _is_of(subject: _Subject, entry: EntryManifest) -> bool:
     """Whether a subject is what the entry holds."""
     if entry.kind == "delta":
         return subject.manifest_digest == entry.summary.get("artifact")
-    files = {name: layers[0].digest for name, layers in entry.files().items()}
-    own = [files.get(name, "") for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
     told = entry.summary.get(OVER)
     over = None if told is None else str(told)
-    return subject.role == "adapter" and subject.identity == adapter_identity(digest_of(*own), over)
+    return subject.role == "adapter" and subject.identity == adapter_identity(str(entry.summary[IDENTITY]), over)
 
 
 def _scores(report: _Evaluation, label: str) -> dict[str, str | int | float | None]:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from deltacompress.zoo.catalog import Catalog
+from deltacompress.zoo.entries.adapters import IDENTITY
 from deltacompress.zoo.entries.linking import base_refs
 from deltacompress.zoo.entries.reports import scores
 from deltacompress.zoo.ledger.entry import EntryManifest
@@ -89,7 +90,7 @@ def _base(zoo: Catalog, entry: EntryManifest) -> tuple[str | None, str | None]:
 
 
 def _facts(entry: EntryManifest) -> dict[str, Any]:
-    summary = {key: value for key, value in entry.summary.items() if key != "artifact"}
+    summary = {key: value for key, value in entry.summary.items() if key not in ("artifact", IDENTITY)}
     own = {"kind": entry.kind, "finetuned": entry.lineage.finetuned_name}
     return own | summary | own
 
