@@ -7,6 +7,8 @@ there). A near-tie may round the other way, which moves what follows in its row:
 from __future__ import annotations
 
 import importlib.util
+import time
+from threading import Event, current_thread
 
 import pytest
 import torch
@@ -65,6 +67,37 @@ def test_where_they_do_not_run_the_reason_is_told(lacks: str, told: str, monkeyp
     assert told in (fused.missing(gpu) or "")
     assert not fused.usable(gpu)
     assert not fused.usable(CPU)
+    fused._missing.cache_clear()
+
+
+def test_whoever_asks_waits_for_what_was_begun_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread whose current GPU may be another, and which says nothing of what breaks."""
+    tried: list[tuple[torch.device, str]] = []
+    begun, breaks = Event(), True
+
+    def slow(device: torch.device) -> None:
+        tried.append((device, current_thread().name))
+        begun.set()
+        time.sleep(0.2)
+        if breaks:
+            raise torch.OutOfMemoryError("no room")
+
+    spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec("sys") if name == "triton" else spec(name))
+    monkeypatch.setattr(fused, "_try_kernel", slow)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 98)
+    fused._missing.cache_clear()
+    fused.probe_early(torch.device("cuda"))
+    assert begun.wait(60)
+    with pytest.raises(torch.OutOfMemoryError):
+        fused.missing(torch.device("cuda"))
+    breaks = False
+    begun.clear()
+    fused.probe_early(torch.device("cuda"))
+    assert begun.wait(60)
+    assert fused.missing(torch.device("cuda")) is None
+    assert [device.index for device, _ in tried] == [98, 98, 98]
+    assert [name == "deltacompress-triton" for _, name in tried] == [True, False, True]
     fused._missing.cache_clear()
 
 

@@ -24,6 +24,7 @@ from deltacompress.errors import CalibrationError, InputError, option
 from deltacompress.lossless import Coder
 from deltacompress.models.config import base_notes, notes, stored_notes
 from deltacompress.models.skeleton import Skeleton
+from deltacompress.numerics.triton import fused
 from deltacompress.reporter import Reporter
 from deltacompress.types import OddLinears, TensorKind
 
@@ -109,6 +110,8 @@ def prepare(
     reporter: Reporter,
 ) -> Prepared:
     """Everything that can be wrong with a job's input is told here, or by the scan; raises as `compress`."""
+    if where.type == "cuda" and job.recipe.needs_calibration:
+        fused.probe_early(where)
     pairing = pair(base, finetuned)  # first: of what is wrong with a pair, it names the cause and not a consequence
     scan = Scan(pairing, job.recipe)
     try:

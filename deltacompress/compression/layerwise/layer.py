@@ -65,8 +65,14 @@ def _load(walk: Walk, i: int) -> None:
     on_gpu = skeleton.device.type == "cuda"
     with part("read"):
         skeleton.load(skeleton.layer_names(i), partial(walk.plan.finetuned.read, pinned=on_gpu))
-    if on_gpu and i + 1 < skeleton.num_layers:
-        walk.plan.read_ahead(skeleton.layer_names(i + 1))
+    if i + 1 < skeleton.num_layers:
+        read_ahead(walk, i + 1)
+
+
+def read_ahead(walk: Walk, i: int) -> None:
+    """Let a thread read layer i while a GPU computes; a CPU has no time to spare."""
+    if walk.skeleton.device.type == "cuda":
+        walk.plan.read_ahead(walk.skeleton.layer_names(i))
 
 
 def _find_spent(groups: list[list[str]], both: Sequence[LayerTurns]) -> None:

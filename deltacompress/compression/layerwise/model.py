@@ -21,7 +21,7 @@ from deltacompress.calibration.fisher_sum import FisherSum
 from deltacompress.calibration.forwards.recording import capture_calls
 from deltacompress.calibration.forwards.streams import host_share
 from deltacompress.compression.layerwise.fisher import fisher_of
-from deltacompress.compression.layerwise.layer import compress_layer
+from deltacompress.compression.layerwise.layer import compress_layer, read_ahead
 from deltacompress.compression.layerwise.solving import solve
 from deltacompress.compression.layerwise.walk import Streams, Walk, layer_bytes
 from deltacompress.compression.planning import Plan, TensorPlan
@@ -67,6 +67,7 @@ def compress_layers(
             skeleton.free(own_head)
         skeleton.free([skeleton.embedding_name])
     reporter.phase("compressing", skeleton.num_layers + 2)
+    read_ahead(walk, 0)
     restored = _simple(walk, "outer", [one for one in outer if one not in late and one.treatment != "alias"])
     skeleton.load(body, restored.__getitem__)
     del restored

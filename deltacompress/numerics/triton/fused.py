@@ -8,8 +8,10 @@ refine_loop.py).
 from __future__ import annotations
 
 import importlib.util
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock, Thread
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from deltacompress.numerics.sparsity import Sparsity
 BLOCK = 128
 """Most columns of one launch: a tile of them stays in registers."""
 _ROWS = 32
+_PROBING = Lock()
 _MANY = 16384
 """Rows from which on `fix_pairs` takes one warp for 32 of them, not two; all numbers of warps were tried on an H100."""
 
@@ -36,8 +39,27 @@ def missing(device: torch.device) -> str | None:
     """Why these do not run on `device`, and what would help; None if they do. Found out once for each device."""
     if device.type != "cuda":
         return "they are for GPUs"
-    index: int | None = device.index
-    return _missing(torch.device("cuda", torch.cuda.current_device() if index is None else index))
+    device = _numbered(device)
+    with _PROBING:
+        return _missing(device)
+
+
+def probe_early(device: torch.device) -> None:
+    """Let a thread find out what `missing` tells, which then waits for it: before its first kernel Triton hashes all
+    that it is made of.
+    """
+
+    def probe(device: torch.device) -> None:
+        with suppress(torch.OutOfMemoryError):  # whoever asks finds out again
+            missing(device)
+
+    Thread(target=probe, args=(_numbered(device),), name="deltacompress-triton", daemon=True).start()
+
+
+def _numbered(gpu: torch.device) -> torch.device:
+    """The same, of which every thread knows which one it is."""
+    index: int | None = gpu.index
+    return torch.device("cuda", torch.cuda.current_device() if index is None else index)
 
 
 def triton_version() -> str:
@@ -64,7 +86,8 @@ def _missing(device: torch.device) -> str | None:
 def _try_kernel(device: torch.device) -> None:
     from deltacompress.numerics.triton.common import probe
 
-    probe[(1,)](torch.empty(1, dtype=torch.int32, device=device))
+    with torch.cuda.device(device):  # that of this thread is another
+        probe[(1,)](torch.empty(1, dtype=torch.int32, device=device))
     torch.cuda.synchronize(device)
 
 
