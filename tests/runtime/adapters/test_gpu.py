@@ -83,17 +83,17 @@ def test_no_order_and_no_neighbours_change_a_token_in_bf16(family: Family, backe
     requests = [(name, random_ids(7, seed)) for seed, name in enumerate(NAMES)]
     count, told = len(requests), [one.tokens for one in runtime.complete(requests, 24)]
     logits = runtime.logits(requests)
-    for _ in range(4):
+    for _ in range(2):
         order = draw.sample(range(count), count)
         shuffled = [requests[i] for i in order]
         assert [one.tokens for one in runtime.complete(shuffled, 24)] == [told[i] for i in order]
         assert all(torch.equal(one, logits[i]) for i, one in zip(order, runtime.logits(shuffled), strict=True))
     for k, (name, ids) in enumerate(requests):
-        for names in (draw.choices(NAMES, k=count), [name] * count):
-            others = [(one, random_ids(7, 100 + draw.randrange(1000))) for one in names]
-            at = draw.randrange(count)
-            others[at] = (name, ids)
-            assert runtime.complete(others, 24)[at].tokens == told[k], name
+        names = [name] * count if k % 2 else draw.choices(NAMES, k=count)
+        others = [(one, random_ids(7, 100 + draw.randrange(1000))) for one in names]
+        at = draw.randrange(count)
+        others[at] = (name, ids)
+        assert runtime.complete(others, 24)[at].tokens == told[k], name
 
 
 def test_kernels_are_no_worse_than_loops_in_bf16(family: Family, backend: str) -> None:
