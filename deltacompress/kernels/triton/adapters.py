@@ -32,7 +32,6 @@ class _LowRankTiles:
 
     bm, expand_bm: rows. br: ranks of a tile; rank_programs share those of a slot. bk, steps: columns of x of one
     program, whose sums are parts that the second launch adds up. bn, chunk: columns of y of a tile, of a program.
-    ahead: with one row, tiles of B are loaded two before they are needed.
     """
 
     bm: int
@@ -48,7 +47,6 @@ class _LowRankTiles:
     chunk: int
     expand_warps: int
     expand_stages: int
-    ahead: bool = False
 
 
 LOW_ONE_ROW = _LowRankTiles(
@@ -67,7 +65,7 @@ LOW_MANY_ROWS_PLAIN = _LowRankTiles(
 )
 
 
-FEW_SLOTS, SPREAD = 8, {"br": 4, "rank_programs": 16, "ahead": True}
+FEW_SLOTS, SPREAD = 8, {"br": 4, "rank_programs": 16}
 """Slots of one row that would leave most processors idle, and tiles for them that give the same sums."""
 _SHORT = 32
 """Rows of a run that tiles of few rows are for."""
@@ -179,8 +177,7 @@ class TritonAdapters(AdapterKernels):
         kernel.expand[chunks * row_tiles, count, segments.capacity](
             y, y.stride(0), parts, rows, segments.offsets, segments.slots, members, row_tiles,
             ALIGN=_align(tables), BM=tiles.expand_bm, BR=tiles.expand_br,
-            BN=tiles.bn, CHUNK=tiles.chunk, AHEAD=tiles.ahead,
-            **common, num_warps=tiles.expand_warps, num_stages=tiles.expand_stages,
+            BN=tiles.bn, CHUNK=tiles.chunk, **common, num_warps=tiles.expand_warps, num_stages=tiles.expand_stages,
             **_only(launch_pdl=early or None),
         )  # fmt: skip
 

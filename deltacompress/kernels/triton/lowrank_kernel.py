@@ -40,9 +40,19 @@ def _shrink_row(x_row, down, r, r_ok, column, IN: tl.constexpr, BK: tl.constexpr
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _shrink_tile(  # type: ignore[no-untyped-def]
-    x_rows, row_ok, down, r, r_ok, column, steps,
-    IN: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, PLAIN: tl.constexpr,
-):  # fmt: skip
+    x_rows,
+    row_ok,
+    down,
+    r,
+    r_ok,
+    column,
+    steps,
+    IN: tl.constexpr,
+    BM: tl.constexpr,
+    BR: tl.constexpr,
+    BK: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
     """[BM, BR] sums of some rows.
 
     How many steps is no constant: ptxas 12.8 unrolls a loop of eight and then leaves its products out (all sums are 0).
@@ -131,21 +141,15 @@ def _loaded(up, first, rank, out, n, BR: tl.constexpr, POLICY: tl.constexpr):  #
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _expand_row(  # type: ignore[no-untyped-def]
-    part_row, size, up, rank, out, n,
-    SPLITS: tl.constexpr, BR: tl.constexpr, PLAIN: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    """Sums of one row, columns n; the first rows of B^T are loaded before u is waited for (AHEAD: two tiles of them, and
-    each other one two before it is needed).
-    """
+    part_row, size, up, rank, out, n, SPLITS: tl.constexpr, BR: tl.constexpr, PLAIN: tl.constexpr, EARLY: tl.constexpr
+):
+    """Sums of one row, columns n; the first rows of B^T are loaded before u is waited for."""
     acc = tl.zeros(n.shape, dtype=tl.float32)
     weight = _loaded(up, 0, rank, out, n, BR, "evict_first")
-    following = _loaded(up, BR, rank, out, n, BR, "evict_first") if AHEAD else weight
     if EARLY:
         tl.extra.cuda.gdc_wait()
     for first in range(0, rank, BR):
-        if AHEAD:
-            third = _loaded(up, first + 2 * BR, rank, out, n, BR, "evict_first")
-        elif first > 0:
+        if first > 0:
             weight = _loaded(up, first, rank, out, n, BR, "evict_first")
         r = first + tl.arange(0, BR)
         u = tl.zeros((BR,), dtype=tl.float32)
@@ -155,8 +159,6 @@ def _expand_row(  # type: ignore[no-untyped-def]
             high = u.to(up.dtype.element_ty).to(tl.float32)
             u = high + (u - high).to(up.dtype.element_ty).to(tl.float32)
         acc += tl.sum(weight.to(tl.float32) * u[:, None], axis=0)
-        if AHEAD:
-            weight, following = following, third
     return acc
 
 
@@ -259,7 +261,6 @@ def expand(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     PLAIN: tl.constexpr,
     EARLY: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     """y[row, first column of the member + n] += scale * sum_r u[row, r] * B^T[r, n].
 
@@ -285,7 +286,7 @@ def expand(  # type: ignore[no-untyped-def]
             n = column + tl.arange(0, BN)
             to = mine + one * y_stride + n
             sums = tl.load(to, mask=n < out, other=0.0).to(tl.float32)
-            acc = _expand_row(sums_of + one * RANKS, part_size, up, rank, out, n, SPLITS, BR, PLAIN, EARLY, AHEAD)
+            acc = _expand_row(sums_of + one * RANKS, part_size, up, rank, out, n, SPLITS, BR, PLAIN, EARLY)
             tl.store(to, (sums + scale * acc).to(y.dtype.element_ty), mask=n < out)
         else:
             for tile_start in range(start, end, row_tiles * BM):
