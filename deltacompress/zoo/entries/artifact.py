@@ -62,10 +62,11 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What to publish: the manifest of the entry and its blobs, hashed but not yet stored."""
+    """What to publish: the manifest of the entry and its blobs, hashed but not yet stored; note: what to tell of it."""
 
     entry: EntryManifest
     blobs: list[Blob]
+    note: str | None = None
 
 
 def describe(artifact: Path, *, parents: tuple[str, ...] = (), relation: str | None = None) -> Described:
