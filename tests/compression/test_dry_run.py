@@ -286,6 +286,16 @@ def test_memory_grows_with_what_is_held(make_pair: Callable[..., Pair], tmp_path
     assert symmetric["statistics_bytes"] == 4 * 256**2
 
 
+@pytest.mark.parametrize(("recipe", "beside"), [("int4-24", 128), ("deltazip-4bit", 0)])
+def test_sums_of_a_linear_that_is_summed_up_by_its_outputs(
+    make_pair: Callable[..., Pair], tmp_path: Path, recipe: str, beside: int
+) -> None:
+    """H of down's 512 inputs, and beside it W_ft E of its 128 outputs, where there are targets."""
+    pair = make_pair("llama", hidden_size=128, intermediate_size=512)
+    found = planned(pair, tmp_path / "out", recipe=recipe, samples=16, seq_len=16).memory
+    assert found["statistics_bytes"] == 4 * 512 * (512 + beside)
+
+
 def test_what_waits_on_the_host_as_the_run_itself_decides(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,7 @@ def memory(prepared: Prepared, processes: int = 1) -> dict[str, int]:
     layers = [[plan.tensors[name] for name in skeleton.layer_names(i)] for i in range(skeleton.num_layers)]
     layer = layer_bytes(plan, skeleton)
     linears = [tensor for one in layers for tensor in one if tensor.calibrated]
-    statistics = _statistics(skeleton, linears) * _F32 * both
+    statistics = _statistics(skeleton, linears, both) * _F32
     solver = max((_solver(tensor) for tensor in linears), default=0)
     batch = sequences_per_batch(skeleton, seq_len) * seq_len
     widest = max((max(tensor.pair.info.shape) for tensor in linears), default=0)
@@ -97,15 +97,22 @@ def _outer(skeleton: Skeleton, prepared: Prepared) -> int:
     return RESTORING * max(outer, default=0)
 
 
-def _statistics(skeleton: Skeleton, linears: list[TensorPlan]) -> int:
-    """Numbers in the sums of one stream at once; of experts all of a stage, though with less memory it is some."""
-    features = {tensor.name: _columns(tensor) for tensor in linears}
-    found = [size**2 for size in features.values()]
-    for i in range(skeleton.num_layers):
-        for stage in skeleton.expert_stages(i):
-            own = {stage.expert_of[name]: features[name] ** 2 for name in stage.expert_of if name in features}
-            found.append(sum(own.values()) + max(own.values(), default=0))
+def _statistics(skeleton: Skeleton, linears: list[TensorPlan], streams: int) -> int:
+    """Numbers in the sums of so many streams at once; of experts all of a stage, though with less memory it is some."""
+    of_experts = {tensor.name: streams * _columns(tensor) ** 2 for tensor in linears}
+    stages = [stage for i in range(skeleton.num_layers) for stage in skeleton.expert_stages(i)]
+    alone = {tensor.name for tensor in linears}.difference(*(stage.expert_of for stage in stages))
+    found = [_sums(tensor, streams) for tensor in linears if tensor.name in alone]
+    for stage in stages:
+        own = {stage.expert_of[name]: of_experts[name] for name in stage.expert_of if name in of_experts}
+        found.append(sum(own.values()) + max(own.values(), default=0))
     return max(found, default=0)
+
+
+def _sums(tensor: TensorPlan, streams: int) -> int:
+    """Numbers in the sums of a linear's input, or of an input that such linears share."""
+    size = _columns(tensor)
+    return size**2 + size * tensor.outputs if tensor.by_outputs else streams * size**2
 
 
 def _columns(tensor: TensorPlan) -> int:
