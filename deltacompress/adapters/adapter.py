@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from deltacompress.adapters.changes import changes_of, check_saved, half_note
+from deltacompress.adapters.changes import changes_of
 from deltacompress.adapters.checks.base import DoesNotFitError, Shape
 from deltacompress.adapters.directory import read_config, weights_of
 from deltacompress.adapters.records import Change
@@ -46,7 +46,7 @@ class Adapter:
     path: its directory; settings: what its config says; weights: its file of tensors; tensors: name -> where it lies
     there, in file order; changes: module, as the model calls it -> what is brought for it, in file order. hashing:
     gives `digest`, while what follows goes on. stamp: of the file that digest and tensors are of: what is read later is
-    to be of that very file. half: what to tell of a file that has nothing for some modules that its config names.
+    to be of that very file.
     """
 
     path: Path
@@ -56,7 +56,6 @@ class Adapter:
     stamp: Stamp
     tensors: Mapping[str, TensorSpan]
     changes: Mapping[str, Change]
-    half: str | None
 
     @property
     def digest(self) -> str:
@@ -116,8 +115,6 @@ def open_adapter(directory: Path, base_shapes: Mapping[str, Shape], *, base_name
     infos = {name: span.info for name, span in read.tensors.items()}
     try:
         changes = changes_of(infos, read.settings, base_shapes)
-        weights = {name.removesuffix(".weight"): size for name, size in base_shapes.items() if name.endswith(".weight")}
-        check_saved(changes, read.settings, weights, read.weights)
     except DoesNotFitError as error:
         raise BaseMismatchError(
             f"{error}{told}", where=read.weights, way_out="give the base it was trained on"
@@ -126,8 +123,7 @@ def open_adapter(directory: Path, base_shapes: Mapping[str, Shape], *, base_name
         raise CheckpointError(
             str(error), where=read.weights, way_out="save it again with PEFT, or get it again"
         ) from None
-    half = half_note(changes, read.settings, (module for module, size in weights.items() if len(size) > 1))
-    return Adapter(directory, read.settings, read.hashing, read.weights, read.stamp, read.tensors, changes, half)
+    return Adapter(directory, read.settings, read.hashing, read.weights, read.stamp, read.tensors, changes)
 
 
 def read_adapter(directory: Path) -> ReadAdapter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from deltacompress.adapters.checks import low_rank, sparse, whole
@@ -12,7 +11,6 @@ from deltacompress.adapters.checks.rotation import rotation
 from deltacompress.adapters.records import Change, Whole
 from deltacompress.adapters.settings import AdapterConfig
 from deltacompress.adapters.tensors import Brought, by_module
-from deltacompress.errors import CheckpointError
 from deltacompress.types import TensorInfo
 
 Tensors = Mapping[str, TensorInfo]
@@ -51,20 +49,18 @@ def half_note(changes: Mapping[str, Change], settings: AdapterConfig, modules: I
     return f"{told} ({lacking[0]} first): they are served as they are without it"
 
 
-def check_saved(changes: Mapping[str, Change], settings: AdapterConfig, modules: Iterable[str], weights: Path) -> None:
+def check_saved(changes: Mapping[str, Change], settings: AdapterConfig, modules: Iterable[str]) -> None:
     """Of each module that modules_to_save names something is in the file: PEFT loads no other.
 
-    modules: all of the model that have weights; weights: the file.
+    modules: all of the model that have weights.
 
     Raises:
-        CheckpointError: names the module.
+        ValueError: one line without the file's name.
     """
     there = {module for module, change in changes.items() if change.whole is not None}
     lacking = [module for module in modules if settings.is_saved(module) and module not in there]
     if lacking:
-        raise CheckpointError(
-            f"has nothing of {lacking[0]}, which modules_to_save names", where=weights, way_out="get the whole file"
-        )
+        raise ValueError(f"has nothing of {lacking[0]}, which modules_to_save names")
 
 
 def _change(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Shape]) -> Change:

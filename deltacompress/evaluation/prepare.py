@@ -67,8 +67,6 @@ def prepare(job: EvaluationJob, reporter: Reporter) -> Prepared:
         for subject in subjects:
             for note in () if subject.checkpoint is None else notes(subject.checkpoint.config, subject.checkpoint.path):
                 reporter.note(note)
-            if subject.adapter is not None and subject.adapter.half is not None:
-                reporter.note(f"{subject.label}: {subject.adapter.half}")
     if any(one.delta or one.adapter for one in subjects):
         read_layout(base.path, base.tensors)  # what cannot be served cannot be measured: told before anything answers
     if subjects[0].role == "finetuned":

@@ -251,14 +251,6 @@ def test_an_entry_that_does_not_say_what_reports_call_it(
     zoo.attest("team/boft", measured.out / "report.json")
 
 
-def test_half_a_file_is_noted(measured: Measured, pair: Pair, task_dir: Path, tmp_path: Path) -> None:
-    half, notes = shutil.copytree(measured.adapters["lora"], tmp_path / "half"), Notes()
-    peft_models.change(half, lambda tensors: {name: one for name, one in tensors.items() if ".layers.1." not in name})
-    own: dict[str, Any] = {"base": pair.base, "tasks": ["colours"], "task_dir": task_dir, "out": tmp_path / "out"}
-    evaluate({"bot": half}, limit=2, reporter=notes, **own)
-    assert sum("bot: its file has nothing for 3 of 6 modules" in one for one in notes.found) == 1
-
-
 def test_wrong_adapters_are_told_before_anything_answers(
     measured: Measured, make_pair: Callable[..., Pair], pair: Pair, task_dir: Path, tmp_path: Path, capsys: Any
 ) -> None:

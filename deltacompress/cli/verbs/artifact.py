@@ -131,8 +131,7 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
         shapes, adapter = "config, names, shapes and values", early.adapter(place, base, over)
         check_values(adapter)
         told = {"kind": adapter.kind, "modules": adapter.modules, "digest": adapter.digest}
-        of_base = base_note(place, base) if over is None and base is not None else None
-        for note in filter(None, (adapter.half, of_base)):
+        if over is None and base is not None and (note := base_note(place, base)) is not None:
             console.note(f"{entry or place}: {note}")
     if entry is None:
         more = (

@@ -23,11 +23,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.adapters.adapter import Adapter, adapter_identity, open_adapter
-from deltacompress.adapters.changes import check_saved
+from deltacompress.adapters.changes import check_saved, half_note
 from deltacompress.adapters.directory import base_note
 from deltacompress.adapters.records import Change
 from deltacompress.adapters.values import check_values
-from deltacompress.errors import UnsupportedModelError
+from deltacompress.errors import CheckpointError, UnsupportedModelError
 from deltacompress.models.tokenizers import has_tokenizer
 from deltacompress.numerics.adapters.butterfly import MERGED
 from deltacompress.numerics.adapters.magnitude import Rows
@@ -60,6 +60,8 @@ class AdapterVariant(Variant):
         ties = Ties(layout, base.roles, self._are_alike)
         self._weights |= ties.tables_of_both(self._weights)
         self._tied_rows = ties.rows_of_heads(self._weights)
+        modules = [path.removesuffix(".weight") for path, role in base.roles.items() if role != "vector"]
+        self._half_note = half_note(adapter.changes, adapter.settings, modules)
 
     @classmethod
     def open(cls, path: Path, base: BaseSide, over: DeltaVariant | None = None) -> AdapterVariant:
@@ -182,8 +184,8 @@ class AdapterVariant(Variant):
             told.append(f"over the delta {self.over.folder.name}")
             if note := self.over.note():
                 told.append(note)
-        if self.adapter.half is not None:
-            told.append(self.adapter.half)
+        if self._half_note is not None:
+            told.append(self._half_note)
         if self._base_note is not None:  # over a delta it was said what it is of
             told.append(self._base_note)
         return "; ".join(told)
@@ -253,9 +255,13 @@ class AdapterVariant(Variant):
                 )
 
     def _check_saved(self) -> None:
-        """Make sure that the file has what the config says it was saved with, of a tied head too."""
-        modules = [path.rpartition(".")[0] for path in self._base.roles]
-        check_saved(self.adapter.changes, self.adapter.settings, modules, self.adapter.weights)
+        """Make sure that the file has what the config says it was saved with."""
+        try:
+            check_saved(
+                self.adapter.changes, self.adapter.settings, [path.rpartition(".")[0] for path in self._base.roles]
+            )
+        except ValueError as error:
+            raise CheckpointError(str(error), where=self.adapter.weights, way_out="get the whole file") from None
 
     def _check_tables(self) -> None:
         """Make sure that whatever the head may write can be read."""

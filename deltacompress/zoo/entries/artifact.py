@@ -62,11 +62,10 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What to publish: the manifest of the entry and its blobs, hashed but not yet stored; note: what to tell of it."""
+    """What to publish: the manifest of the entry and its blobs, hashed but not yet stored."""
 
     entry: EntryManifest
     blobs: list[Blob]
-    note: str | None = None
 
 
 def describe(artifact: Path, *, parents: tuple[str, ...] = (), relation: str | None = None) -> Described:

@@ -204,8 +204,6 @@ def _add_adapter(
             )
     beneath = model_of(zoo, wanted)
     described = describe_adapter(source, beneath)
-    if described.note is not None:
-        reporter.note(f"{source}: {described.note}")
     if beside := left_out(source):
         reporter.note(f"{source}: not registered: {', '.join(beside)}")
     published = zoo.publish(described.entry, described.blobs, name, reporter=reporter)
