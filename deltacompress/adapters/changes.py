@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from deltacompress.adapters.checks import low_rank, sparse, whole
@@ -28,12 +28,13 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
     if not any(one.matrices for one in brought.values()):
         raise ValueError(f"holds no {settings.kind} matrices")
     found = {module: _change(one, tensors, settings, base) for module, one in brought.items()}
-    _check_targets({module for module, one in brought.items() if one.matrices}, settings)
+    saved = {module for module, one in found.items() if one.whole is not None and settings.is_saved(module)}
+    _check_targets(saved | {module for module, one in brought.items() if one.matrices}, settings)
     _check_tokens(found, settings)
     return found
 
 
-def half_note(changes: Mapping[str, Change], settings: AdapterConfig, modules: Iterable[str]) -> str | None:
+def half_note(changes: Mapping[str, Change], settings: AdapterConfig, modules: Collection[str]) -> str | None:
     """What to tell of a file that has nothing for some modules that the config's names mean; None: it has for all.
 
     modules: of the model, that can have matrices. Of an expression it is not known which of them it means.
@@ -41,7 +42,8 @@ def half_note(changes: Mapping[str, Change], settings: AdapterConfig, modules: I
     if isinstance(settings.targets, str) or settings.by_expression:
         return None
     there = {name for name, one in changes.items() if any((one.low_rank, one.embedding, one.rotation, one.sparse))}
-    meant = [one for one in modules if settings.is_target(one) and not settings.is_empty(one)]
+    left_out = {one for one in modules if settings.is_empty(one) or settings.is_saved(one)}
+    meant = [one for one in modules if settings.is_target(one) and one not in left_out]
     lacking = [one for one in meant if one not in there]
     if not lacking:
         return None
@@ -49,18 +51,23 @@ def half_note(changes: Mapping[str, Change], settings: AdapterConfig, modules: I
     return f"{told} ({lacking[0]} first): they are served as they are without it"
 
 
-def check_saved(changes: Mapping[str, Change], settings: AdapterConfig, modules: Iterable[str]) -> None:
-    """Of each module that modules_to_save names something is in the file: PEFT loads no other.
+def check_saved(changes: Mapping[str, Change], settings: AdapterConfig, tensors: Iterable[str]) -> None:
+    """Of each module that modules_to_save names all is in the file: PEFT loads no other.
 
-    modules: all of the model that have weights.
+    tensors: weights and biases of the model, as it calls them.
 
     Raises:
         ValueError: one line without the file's name.
     """
-    there = {module for module, change in changes.items() if change.whole is not None}
-    lacking = [module for module in modules if settings.is_saved(module) and module not in there]
-    if lacking:
-        raise ValueError(f"has nothing of {lacking[0]}, which modules_to_save names")
+    for tensor in tensors:
+        module, _, part = tensor.rpartition(".")
+        if not settings.is_saved(module):
+            continue
+        own = changes[module].whole if module in changes else None
+        if own is None:
+            raise ValueError(f"has nothing of {module}, which modules_to_save names")
+        if (own.bias if part == "bias" else own.weight) is None:
+            raise ValueError(f"has no {part} of {module}, which modules_to_save names")
 
 
 def _change(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Shape]) -> Change:
@@ -115,7 +122,7 @@ def _rosa(brought: Brought, tensors: Tensors, settings: AdapterConfig, outputs: 
 
 
 def _check_targets(modules: set[str], settings: AdapterConfig) -> None:
-    """Every name of the list has matrices, or they were left out of the file."""
+    """Every name of the list has matrices, or they were left out of the file. What is saved whole gets none."""
     if isinstance(settings.targets, str):
         return
     for target in settings.targets:

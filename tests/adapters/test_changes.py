@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from adapters.made import AT, BASE, LORA, Q, config, lora, numbers, write
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from deltacompress.adapters.adapter import Adapter, open_adapter
@@ -78,8 +79,8 @@ def test_the_digest_is_of_config_and_weights_only(tmp_path: Path) -> None:
     assert opened(tmp_path / "a", LORA, lora()).digest == opened(tmp_path / "b", LORA, lora()).digest == one.digest
     raw = [(tmp_path / "a" / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors")]
     told = [
-        ["adapter_config.json", sha256(raw[0]).hexdigest()],
-        ["adapter_model.safetensors", sha256(raw[1]).hexdigest()],
+        ["adapter_config.json", blake3(raw[0]).hexdigest()],
+        ["adapter_model.safetensors", blake3(raw[1]).hexdigest()],
     ]
     assert one.digest == sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
     assert opened(tmp_path / "c", LORA | {"lora_alpha": 8}, lora()).digest != one.digest
@@ -303,9 +304,22 @@ def test_half_a_file_is_told(tmp_path: Path) -> None:
 def test_what_was_saved_whole_is_there(tmp_path: Path) -> None:
     """Of modules that the model has: PEFT saves nothing for other names."""
     found = opened(tmp_path / "a", NORM, lora() | {f"{HEAD}.weight": numbers(12, 8)})
-    check_saved(found.changes, found.settings, [Q, "lm_head"])
+    there = [f"{Q}.weight", f"{Q}.bias", "lm_head.weight"]
+    check_saved(found.changes, found.settings, there)
     with pytest.raises(ValueError, match=r"has nothing of model\.norm, which modules_to_save names"):
-        check_saved(found.changes, found.settings, [Q, "lm_head", "model.norm"])
+        check_saved(found.changes, found.settings, [*there, "model.norm.weight"])
+    with pytest.raises(ValueError, match="has no bias of lm_head, which modules_to_save names"):
+        check_saved(found.changes, found.settings, [*there, "lm_head.bias"])
+
+
+def test_a_target_that_is_saved_whole_has_no_matrices(tmp_path: Path) -> None:
+    """So PEFT writes a module that both lists name."""
+    both = LORA | {"target_modules": ["q_proj", "lm_head"]}
+    file = lora() | {f"{HEAD}.weight": numbers(12, 8)}
+    found = opened(tmp_path / "a", both | {"modules_to_save": ["lm_head"]}, file)
+    assert half_note(found.changes, found.settings, [Q, "lm_head"]) is None
+    with pytest.raises(CheckpointError, match="has no matrices for its target module lm_head"):
+        opened(tmp_path / "b", both, file)
 
 
 @pytest.mark.parametrize("case", NOT_THE_BASES)

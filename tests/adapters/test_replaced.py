@@ -57,6 +57,7 @@ def test_while_it_is_read(
 def test_after_it_was_opened(folder: Path, replace: Callable[[], None]) -> None:
     """No values of the other file are told to be those of this one."""
     adapter, read = open_adapter(folder, BASE), read_adapter(folder)
+    assert adapter.digest == read.digest  # hashed while the file is that of before
     replace()
     for ask in (lambda: check_values(adapter), lambda: check_finite(read.weights, read.stamp, read.tensors.values())):
         with pytest.raises(CheckpointError, match="changed since it was opened; run it again"):

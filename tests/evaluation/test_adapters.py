@@ -219,7 +219,9 @@ def test_eval_attaches_to_the_entry(
     assert score is not None
     assert zoo.scores("team/lora") == {"colours.acc": score.value}
     assert not zoo.referrers("team/boft")
-    with pytest.raises(InputError, match="not the artifact that the report measured as bot"):
+    with pytest.raises(
+        InputError, match=r"not the artifact that the report measured as bot; .* named adapters otherwise"
+    ):
         attach_report(zoo.where, "team/boft", "bot", read_report(tmp_path / "out"))
     zoo.attest("team/boft", measured.out / "report.json")  # found by its files
     assert zoo.scores("team/boft")["echo.exact_match"] == measured.report.score("echo", "boft").value  # type: ignore[union-attr]
@@ -247,6 +249,7 @@ def test_an_entry_that_does_not_say_what_reports_call_it(
     own = ["--base", str(pair.base), "--tasks", "colours", "--task-dir", str(task_dir), "--out", str(tmp_path / "out")]
     assert main(["eval", "bot=team/boft", *own, "--zoo", str(tmp_path / "zoo"), "--attach", "--quiet"]) == 2
     assert "team/boft@1: an earlier version" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
     zoo.add(measured.adapters["boft"], "team/boft", base="team/base")
     zoo.attest("team/boft", measured.out / "report.json")
 

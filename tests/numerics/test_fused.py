@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from threading import Event, current_thread
+from threading import Event, current_thread, main_thread
 
 import pytest
 import torch
@@ -85,7 +85,7 @@ def test_whoever_asks_waits_for_what_was_begun_early(monkeypatch: pytest.MonkeyP
     spec = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec("sys") if name == "triton" else spec(name))
     monkeypatch.setattr(fused, "_try_kernel", slow)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 98)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 98 if current_thread() is main_thread() else 0)
     fused._missing.cache_clear()
     fused.probe_early(torch.device("cuda"))
     assert begun.wait(60)

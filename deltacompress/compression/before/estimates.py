@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 
 import torch
 
+from deltacompress.calibration.forwards.memory import sums_bytes
 from deltacompress.calibration.forwards.precision import calibration_precision
 from deltacompress.calibration.forwards.streams import host_share
 from deltacompress.calibration.gradients import rows_for_gradients, waiting_bytes
@@ -18,6 +20,7 @@ from deltacompress.codecs.settings import ObsSettings
 from deltacompress.compression.before.prepare import Prepared
 from deltacompress.compression.layerwise.fisher import asked_of_layer
 from deltacompress.compression.layerwise.model import sequences_per_batch
+from deltacompress.compression.layerwise.needs import of_outputs_bytes
 from deltacompress.compression.layerwise.walk import layer_bytes, room_of
 from deltacompress.compression.planning import TensorPlan
 from deltacompress.compression.steps import RESTORING, Steps
@@ -52,7 +55,7 @@ def memory(prepared: Prepared, processes: int = 1) -> dict[str, int]:
     layers = [[plan.tensors[name] for name in skeleton.layer_names(i)] for i in range(skeleton.num_layers)]
     layer = layer_bytes(plan, skeleton)
     linears = [tensor for one in layers for tensor in one if tensor.calibrated]
-    statistics = _statistics(skeleton, linears, both) * _F32
+    statistics = _statistics(skeleton, layers, both)
     solver = max((_solver(tensor) for tensor in linears), default=0)
     batch = sequences_per_batch(skeleton, seq_len) * seq_len
     widest = max((max(tensor.pair.info.shape) for tensor in linears), default=0)
@@ -97,22 +100,22 @@ def _outer(skeleton: Skeleton, prepared: Prepared) -> int:
     return RESTORING * max(outer, default=0)
 
 
-def _statistics(skeleton: Skeleton, linears: list[TensorPlan], streams: int) -> int:
-    """Numbers in the sums of so many streams at once; of experts all of a stage, though with less memory it is some."""
-    of_experts = {tensor.name: streams * _columns(tensor) ** 2 for tensor in linears}
-    stages = [stage for i in range(skeleton.num_layers) for stage in skeleton.expert_stages(i)]
-    alone = {tensor.name for tensor in linears}.difference(*(stage.expert_of for stage in stages))
-    found = [_sums(tensor, streams) for tensor in linears if tensor.name in alone]
-    for stage in stages:
-        own = {stage.expert_of[name]: of_experts[name] for name in stage.expert_of if name in of_experts}
-        found.append(sum(own.values()) + max(own.values(), default=0))
+def _statistics(skeleton: Skeleton, layers: list[list[TensorPlan]], streams: int) -> int:
+    """Bytes of sums of so many streams at once; of experts all of a stage, though with less memory it is some."""
+    found: list[int] = []
+    for i, layer in enumerate(layers):
+        linears = {tensor.name: tensor for tensor in layer if tensor.calibrated}
+        whole = {name: sums_bytes(_columns(one), _columns(one) * (streams - 1)) for name, one in linears.items()}
+        widths = Counter(_columns(tensor) for tensor in linears.values())  # more of one may share an input
+        experts = [stage.expert_of for stage in skeleton.expert_stages(i)]
+        for name, tensor in linears.items():
+            alone = widths[_columns(tensor)] == 1 and not any(name in one for one in experts)
+            by_outputs = alone and tensor.by_outputs
+            found.append(of_outputs_bytes(tensor, skeleton.device) if by_outputs else whole[name])
+        for expert_of in experts:
+            own = {expert_of[name]: whole[name] for name in expert_of if name in whole}
+            found.append(sum(own.values()) + max(own.values(), default=0))
     return max(found, default=0)
-
-
-def _sums(tensor: TensorPlan, streams: int) -> int:
-    """Numbers in the sums of a linear's input, or of an input that such linears share."""
-    size = _columns(tensor)
-    return size**2 + size * tensor.outputs if tensor.by_outputs else streams * size**2
 
 
 def _columns(tensor: TensorPlan) -> int:

@@ -110,10 +110,10 @@ def prepare(
     reporter: Reporter,
 ) -> Prepared:
     """Everything that can be wrong with a job's input is told here, or by the scan; raises as `compress`."""
-    if where.type == "cuda" and job.recipe.needs_calibration:
-        fused.probe_early(where)
     pairing = pair(base, finetuned)  # first: of what is wrong with a pair, it names the cause and not a consequence
     scan = Scan(pairing, job.recipe)
+    if where.type == "cuda" and job.recipe.needs_calibration:
+        fused.probe_early(where)
     try:
         return _prepared(job, pairing, scan, where, inputs, reporter)
     except BaseException:

@@ -71,11 +71,10 @@ class Needs:
         return self.tensors[group[0]].inputs
 
     def _sums(self, group: Sequence[str]) -> int:
-        inputs, rows = self._inputs(group), self.tensors[group[0]].outputs
-        if not is_by_outputs(group, self.tensors, self.experts):
-            return sums_bytes(inputs, inputs)
-        rounded = 2 * rows * inputs if self.device.type == "cuda" else 0  # the weight in bfloat16
-        return sums_bytes(inputs, rows) + rounded
+        if is_by_outputs(group, self.tensors, self.experts):
+            return of_outputs_bytes(self.tensors[group[0]], self.device)
+        inputs = self._inputs(group)
+        return sums_bytes(inputs, inputs)
 
     def _rows(self, group: Sequence[str]) -> list[int]:
         """Of each set of linears that is solved at once, an expert's or all of a group, how many rows they have."""
@@ -84,6 +83,12 @@ class Needs:
             expert = self.experts[name].expert_of[name] if name in self.experts else -1
             found[expert] = found.get(expert, 0) + self.tensors[name].outputs
         return list(found.values())
+
+
+def of_outputs_bytes(tensor: TensorPlan, device: torch.device) -> int:
+    """Bytes of H and W_ft E of a linear, and of W_ft in bfloat16, as which a GPU multiplies by it."""
+    rounded = 2 * tensor.outputs * tensor.inputs if device.type == "cuda" else 0
+    return sums_bytes(tensor.inputs, tensor.outputs) + rounded
 
 
 def is_by_outputs(group: Sequence[str], tensors: Mapping[str, TensorPlan], experts: Container[str]) -> bool:

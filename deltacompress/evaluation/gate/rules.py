@@ -175,7 +175,10 @@ class Gate:
                 told = ", ".join(f"{one.label} {str(_digest(one))[:12]}" for one in report.deltas) or "none"
                 raise IntegrityError(
                     f"the report is about another manifest: {manifest_digest[:12]} is not in it (it has {told})",
-                    way_out="evaluate this artifact",
+                    way_out=(
+                        "evaluate this artifact (an adapter also where an earlier version of the program did: it named "
+                        "them otherwise)"
+                    ),
                 )
         if not deltas:
             raise InputError(

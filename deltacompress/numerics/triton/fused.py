@@ -46,14 +46,14 @@ def missing(device: torch.device) -> str | None:
 
 def probe_early(device: torch.device) -> None:
     """Let a thread find out what `missing` tells, which then waits for it: before its first kernel Triton hashes all
-    that it is made of.
+    that it is made of. A process that ends waits for it: a thread must not be in a GPU's library then.
     """
 
     def probe(device: torch.device) -> None:
         with suppress(torch.OutOfMemoryError):  # whoever asks finds out again
             missing(device)
 
-    Thread(target=probe, args=(_numbered(device),), name="deltacompress-triton", daemon=True).start()
+    Thread(target=probe, args=(_numbered(device),), name="deltacompress-triton").start()
 
 
 def _numbered(gpu: torch.device) -> torch.device:

@@ -257,9 +257,7 @@ class AdapterVariant(Variant):
     def _check_saved(self) -> None:
         """Make sure that the file has what the config says it was saved with."""
         try:
-            check_saved(
-                self.adapter.changes, self.adapter.settings, [path.rpartition(".")[0] for path in self._base.roles]
-            )
+            check_saved(self.adapter.changes, self.adapter.settings, self._base.roles)
         except ValueError as error:
             raise CheckpointError(str(error), where=self.adapter.weights, way_out="get the whole file") from None
 

@@ -32,6 +32,9 @@ VERSIONS = (1, 2)
 """Of the report's schema (evaluation/report/records.py)."""
 
 
+_ANEW = ", also where an earlier version of the program did: it named adapters otherwise"
+
+
 class _Part(BaseModel):
     """What is read of a record; the rest is under the report's digest, and others check it."""
 
@@ -114,7 +117,9 @@ def describe_evaluation(
         raise InputError(f"the report measures no {label}, so it cannot be attached to {found}")
     if not _is_of(subject, entry):
         raise InputError(
-            f"not the artifact that the report measured as {label}", where=found, way_out=f"evaluate {found} itself"
+            f"not the artifact that the report measured as {label}",
+            where=found,
+            way_out=f"evaluate {found} itself{_ANEW if entry.kind == 'adapter' else ''}",
         )
     verdict = next((one for one in report.verdicts if one.subject == label), None)
     raw = (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
