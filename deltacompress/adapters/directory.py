@@ -104,6 +104,12 @@ def weights_of(directory: Path) -> Path:
             where=directory,
             way_out="save it again with safe_serialization=True",
         )
+    if os.path.lexists(directory / ADAPTER_WEIGHTS):
+        raise CheckpointError(
+            "no regular file, or a link that leads nowhere",
+            where=directory / ADAPTER_WEIGHTS,
+            way_out="get the adapter again",
+        )
     raise CheckpointError(f"no {ADAPTER_WEIGHTS}", where=directory, way_out=_AS_PEFT)
 
 

@@ -354,3 +354,16 @@ def test_what_looks_like_an_adapter(tmp_path: Path, files: list[str], wanted: bo
     for name in files:
         (tmp_path / name).write_text("{}")
     assert is_adapter(tmp_path) == wanted
+
+
+@pytest.mark.parametrize("there", ["link", "directory"])
+def test_weights_that_are_no_file(tmp_path: Path, there: str) -> None:
+    weights = write(tmp_path / "a", LORA, lora()) / "adapter_model.safetensors"
+    weights.unlink()
+    if there == "link":
+        weights.symlink_to(tmp_path / "nowhere")
+    else:
+        weights.mkdir()
+    told = r"adapter_model\.safetensors: no regular file, or a link that leads nowhere; get the adapter again"
+    with pytest.raises(CheckpointError, match=told):
+        open_adapter(tmp_path / "a", BASE)

@@ -81,7 +81,7 @@ def test_it_is_held_against_the_model_that_it_goes_over(zoo: Zoo, styled: Path) 
     with pytest.raises(BaseMismatchError, match="team/base@1"):
         linking.add(zoo, styled, "team/styled", base="team/base")
     linking.add(zoo, styled, "team/styled", base="team/chat")
-    with pytest.raises(NotFoundError, match="adapter, not a base-ref or delta"):
+    with pytest.raises(NotFoundError, match="an adapter, not a base-ref or delta"):
         linking.add(zoo, styled, "team/twice", base="team/styled")
 
 

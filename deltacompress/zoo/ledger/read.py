@@ -36,4 +36,5 @@ def need_kind(found: Resolved, entry: EntryManifest, *kinds: str) -> None:
         NotFoundError: says what it is.
     """
     if entry.kind not in kinds:
-        raise NotFoundError(f"a {entry.kind}, not a {' or '.join(kinds)}", where=found)
+        article = "an" if entry.kind == "adapter" else "a"
+        raise NotFoundError(f"{article} {entry.kind}, not a {' or '.join(kinds)}", where=found)
