@@ -28,8 +28,7 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
     if not any(one.matrices for one in brought.values()):
         raise ValueError(f"holds no {settings.kind} matrices")
     found = {module: _change(one, tensors, settings, base) for module, one in brought.items()}
-    saved = {module for module, one in found.items() if one.whole is not None and settings.is_saved(module)}
-    _check_targets(saved | {module for module, one in brought.items() if one.matrices}, settings)
+    _check_targets({module for module, one in brought.items() if one.matrices}, settings, base)
     _check_tokens(found, settings)
     return found
 
@@ -121,13 +120,20 @@ def _rosa(brought: Brought, tensors: Tensors, settings: AdapterConfig, outputs: 
     return found
 
 
-def _check_targets(modules: set[str], settings: AdapterConfig) -> None:
+def _check_targets(modules: set[str], settings: AdapterConfig, base: Iterable[str]) -> None:
     """Every name of the list has matrices, or they were left out of the file. What is saved whole gets none."""
     if isinstance(settings.targets, str):
         return
     for target in settings.targets:
-        if not any(module == target or module.endswith("." + target) for module in modules):
+        if any(_means(target, module) for module in modules):
+            continue
+        meant = [module for module in (name.rpartition(".")[0] for name in base) if _means(target, module)]
+        if not meant or not all(map(settings.is_saved, meant)):
             raise ValueError(f"has no matrices for its target module {target}")
+
+
+def _means(target: str, module: str) -> bool:
+    return module == target or module.endswith("." + target)
 
 
 def _check_tokens(found: Mapping[str, Change], settings: AdapterConfig) -> None:

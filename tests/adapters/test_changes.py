@@ -318,8 +318,14 @@ def test_a_target_that_is_saved_whole_has_no_matrices(tmp_path: Path) -> None:
     file = lora() | {f"{HEAD}.weight": numbers(12, 8)}
     found = opened(tmp_path / "a", both | {"modules_to_save": ["lm_head"]}, file)
     assert half_note(found.changes, found.settings, [Q, "lm_head"]) is None
+    second = "model.layers.1.self_attn.q_proj"
     with pytest.raises(CheckpointError, match="has no matrices for its target module lm_head"):
         opened(tmp_path / "b", both, file)
+    one = {"target_modules": ["q_proj", "lm_head"], "modules_to_save": [Q]}
+    rest = {f"{AT}{Q}.weight": numbers(4, 8)} | lora("lm_head", outputs=12)
+    opened(tmp_path / "c", LORA | one, rest)
+    with pytest.raises(CheckpointError, match="has no matrices for its target module q_proj"):  # of the second layer
+        opened(tmp_path / "d", LORA | one, rest, BASE | {f"{second}.weight": (4, 8)})
 
 
 @pytest.mark.parametrize("case", NOT_THE_BASES)

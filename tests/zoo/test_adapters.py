@@ -26,7 +26,8 @@ from deltacompress.adapters.adapter import digest_in
 from deltacompress.errors import BaseMismatchError, CheckpointError, DeltaCompressError
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries import linking
-from deltacompress.zoo.errors import ConflictError, NotFoundError
+from deltacompress.zoo.entries.artifact import Described
+from deltacompress.zoo.errors import ConflictError, DamagedRecordError, NotFoundError
 from deltacompress.zoo.store import osfs
 
 PATH = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -71,6 +72,24 @@ def test_an_adapter_comes_back_byte_for_byte(tmp_path: Path, zoo: Zoo, kind: str
     assert entry.summary["adapter_digest"] == digest_in(source)
     assert files_of(zoo.pull(str(found), tmp_path / "out")) == files_of(source)
     assert zoo.verify().ok
+
+
+def test_an_entry_whose_digest_is_that_of_other_files(
+    tmp_path: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reports would be taken for another adapter's."""
+    source, described = write_adapter(tmp_path / "adapter"), linking.describe_adapter
+
+    def forged(*arguments: Any) -> Described:
+        made = described(*arguments)
+        summary = dict(made.entry.summary) | {"adapter_digest": "0" * 64}
+        return Described(made.entry.model_copy(update={"summary": summary}), made.blobs)
+
+    monkeypatch.setattr(linking, "describe_adapter", forged)
+    linking.add(zoo, source, "team/tuned")
+    with pytest.raises(DamagedRecordError, match="team/tuned@1: its adapter_digest is not that of its files"):
+        zoo.pull("team/tuned", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_a_trainer_leaves_beside_stays_behind(tmp_path: Path, zoo: Zoo) -> None:

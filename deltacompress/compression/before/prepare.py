@@ -112,9 +112,9 @@ def prepare(
     """Everything that can be wrong with a job's input is told here, or by the scan; raises as `compress`."""
     pairing = pair(base, finetuned)  # first: of what is wrong with a pair, it names the cause and not a consequence
     scan = Scan(pairing, job.recipe)
-    if where.type == "cuda" and job.recipe.needs_calibration:
-        fused.probe_early(where)
     try:
+        if where.type == "cuda" and job.recipe.needs_calibration:
+            fused.probe_early(where)
         return _prepared(job, pairing, scan, where, inputs, reporter)
     except BaseException:
         scan.close()

@@ -26,6 +26,8 @@ from deltacompress.evaluation.scoring.statistics import FEWEST
 from deltacompress.files.content import find_yaml
 from deltacompress.files.strict_yaml import read_yaml
 
+_ANEW = ", also where an earlier version of the program did: it named adapters otherwise"
+
 
 class GateFailedError(DeltaCompressError):
     """A report does not meet a policy; exit code 1."""
@@ -173,12 +175,10 @@ class Gate:
             deltas = tuple(one for one in deltas if _digest(one) == manifest_digest)
             if not deltas:
                 told = ", ".join(f"{one.label} {str(_digest(one))[:12]}" for one in report.deltas) or "none"
+                anew = _ANEW if any(one.role == "adapter" for one in report.deltas) else ""
                 raise IntegrityError(
                     f"the report is about another manifest: {manifest_digest[:12]} is not in it (it has {told})",
-                    way_out=(
-                        "evaluate this artifact (an adapter also where an earlier version of the program did: it named "
-                        "them otherwise)"
-                    ),
+                    way_out=f"evaluate this artifact{anew}",
                 )
         if not deltas:
             raise InputError(

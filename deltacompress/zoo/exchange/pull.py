@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from deltacompress.adapters.adapter import digest_in
 from deltacompress.artifact.manifest import MAX_MANIFEST_BYTES, parse_manifest
 from deltacompress.artifact.records import Manifest
 from deltacompress.checkpoints.header import MAX_HEADER_BYTES, parse_header
@@ -21,6 +22,7 @@ from deltacompress.files.hashing import sha256_hex
 from deltacompress.files.output import try_lock
 from deltacompress.files.places import MANIFEST, check_place
 from deltacompress.reporter import Reporter
+from deltacompress.zoo.entries.adapters import IDENTITY
 from deltacompress.zoo.entries.artifact import runs
 from deltacompress.zoo.errors import DamagedBlobError, DamagedRecordError, PullError
 from deltacompress.zoo.ledger import blobs
@@ -61,6 +63,8 @@ def pull(store: Store, found: Resolved, entry: EntryManifest, out: Path, reporte
         if entry.kind == "delta":
             with _told(work / MANIFEST):
                 _write(store, found, work / MANIFEST, iter((raw,)))
+        if IDENTITY in entry.summary and digest_in(work) != entry.summary[IDENTITY]:
+            raise DamagedRecordError(f"its {IDENTITY} is not that of its files", where=found)
         _check_free(out)
         with _told(out):
             sync_directory(str(work))
