@@ -48,8 +48,10 @@ _OF_ALL = {
     "base_layer.weight": "weight beside",
     "token_adapter.base_layer.weight": "weight beside",
     "base_layer.bias": "bias beside",
-    "modules_to_save.weight": "copy",
+    "modules_to_save.weight": "copy of the weight",
+    "modules_to_save.bias": "copy of the bias",
     "original_module.weight": "",
+    "original_module.bias": "",
     "weight": "weight",
     "bias": "bias",
 }

@@ -34,7 +34,7 @@ _EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000
 """Bits of the exponent; all of them set: NaN or an infinity."""
 _BYTES = 1 << 20  # of a piece that is looked at: a core's cache holds it
 _THREADS = 4
-_COPY = ".modules_to_save.weight"
+_COPY = ".modules_to_save."
 _AGAIN = "get the adapter again"
 _SHORT = "it ends before its tensors do"
 _Piece = tuple[str, int, int]
@@ -55,8 +55,8 @@ def check_values(adapter: Adapter) -> None:
             if change.sparse is not None:
                 _check_entries(file, adapter, change, change.sparse)
         for name in adapter.tensors:
-            if name.endswith(_COPY):
-                _check_copy(file, adapter, name, name.removesuffix(_COPY) + ".weight")
+            if (other := name.replace(_COPY, ".")) != name:
+                _check_copy(file, adapter, name, other)
 
 
 def check_finite(weights: Path, expected: Stamp, spans: Iterable[TensorSpan]) -> None:

@@ -102,12 +102,15 @@ def test_whole_tensors_and_rows_are_looked_at_too(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_piece")
 def test_copies_are_copies(tmp_path: Path) -> None:
-    head = {f"{AT}lm_head.{one}weight": numbers(13, 8) for one in ("", "modules_to_save.")}
-    settings = LORA | {"modules_to_save": ["lm_head"]}
-    check_values(open_adapter(write(tmp_path, settings, lora() | head), BASE))
-    head[f"{AT}lm_head.modules_to_save.weight"][12, 7] += 1
-    with pytest.raises(CheckpointError, match="differ, so which one is meant is not told"):
-        check_values(open_adapter(write(tmp_path, settings, lora() | head), BASE))
+    base, settings = BASE | {"lm_head.bias": (12,)}, LORA | {"modules_to_save": ["lm_head"], "bias": "all"}
+    sizes: dict[str, tuple[int, ...]] = {"weight": (13, 8), "bias": (12,)}
+    for part in sizes:
+        kept = ("", "modules_to_save.")
+        head = {f"{AT}lm_head.{one}{name}": numbers(*size) for one in kept for name, size in sizes.items()}
+        check_values(open_adapter(write(tmp_path, settings, lora() | head), base))
+        head[f"{AT}lm_head.modules_to_save.{part}"].reshape(-1)[-1] += 1
+        with pytest.raises(CheckpointError, match=rf"lm_head\.{part} differ, so which one is meant is not told"):
+            check_values(open_adapter(write(tmp_path, settings, lora() | head), base))
 
 
 def test_a_file_that_is_cut_short_meanwhile(tmp_path: Path) -> None:

@@ -62,6 +62,12 @@ CASES = {
     "embedding and head": Case("Lora", {"r": 2, "target_modules": ["q_proj", "embed_tokens", "lm_head"]}),
     "embedding, tied": Case("Lora", {"r": 2, "target_modules": ["q_proj", "embed_tokens"]}, overrides=TIED),
     "saved": Case("Lora", {"r": 2, "target_modules": QV, "modules_to_save": ["norm", "lm_head"]}),
+    "saved with all biases": Case(
+        "Lora", {"r": 2, "target_modules": ["q_proj"], "bias": "all", "modules_to_save": ["k_proj"]}, "qwen2"
+    ),
+    "saved, a target too": Case(
+        "Lora", {"r": 2, "target_modules": ["q_proj", "o_proj"], "modules_to_save": ["o_proj"]}
+    ),
     "saved with parts": Case("Lora", {"r": 2, "target_modules": QV, "modules_to_save": ["mlp"]}),
     "grown": Case("Lora", {"r": 2, "target_modules": QV, "modules_to_save": ["embed_tokens", "lm_head"]}, rows=104),
     "grown, unasked": Case("Lora", {"r": 2, "target_modules": QV}, rows=104),

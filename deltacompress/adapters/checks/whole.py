@@ -27,10 +27,12 @@ def whole(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Map
             raise ValueError(f"tensors {roles[plain]} and {roles[beside]} are both the {plain} of {module}")
         if beside in roles and not (brought.matrices or (plain == "weight" and "rows" in roles)):
             raise ValueError(f"tensor {roles[beside]} is whole, but {module} has no matrices")
-    if "copy" in roles and "weight" not in roles:
-        raise ValueError(f"tensor {roles['copy']} is a copy of a weight that is not there")
-    if "copy" in roles and not _alike(tensors[roles["copy"]], tensors[roles["weight"]]):
-        raise ValueError(f"tensor {roles['copy']} is no copy of {roles['weight']}")
+    for part in ("weight", "bias"):
+        copy, own = roles.get(f"copy of the {part}"), roles.get(part)
+        if copy is not None and own is None:
+            raise ValueError(f"tensor {copy} is a copy of a {part} that is not there")
+        if copy is not None and own is not None and not _alike(tensors[copy], tensors[own]):
+            raise ValueError(f"tensor {copy} is no copy of {own}")
     weight = roles.get("weight", roles.get("weight beside"))
     bias = roles.get("bias", roles.get("bias beside"))
     if weight is not None:
