@@ -21,6 +21,9 @@ from deltacompress.files.canonical_json import canonical_digest
 from deltacompress.files.hashing import blake3_file, blake3_hex
 from deltacompress.files.regular import Stamp, stamp, stat_regular, unreadable
 
+ANEW = ", also where an earlier version of the program did: it named adapters otherwise"
+"""What follows the advice to evaluate, where a report may be of before digests were of BLAKE3s."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReadAdapter:

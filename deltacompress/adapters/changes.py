@@ -8,6 +8,7 @@ from typing import Any
 from deltacompress.adapters.checks import low_rank, sparse, whole
 from deltacompress.adapters.checks.base import Shape, find, weight_of
 from deltacompress.adapters.checks.rotation import rotation
+from deltacompress.adapters.patterns import is_named
 from deltacompress.adapters.records import Change, Whole
 from deltacompress.adapters.settings import AdapterConfig
 from deltacompress.adapters.tensors import Brought, by_module
@@ -125,15 +126,11 @@ def _check_targets(modules: set[str], settings: AdapterConfig, base: Iterable[st
     if isinstance(settings.targets, str):
         return
     for target in settings.targets:
-        if any(_means(target, module) for module in modules):
+        if any(is_named(module, (target,)) for module in modules):
             continue
-        meant = [module for module in (name.rpartition(".")[0] for name in base) if _means(target, module)]
+        meant = [module for module in (name.rpartition(".")[0] for name in base) if is_named(module, (target,))]
         if not meant or not all(map(settings.is_saved, meant)):
             raise ValueError(f"has no matrices for its target module {target}")
-
-
-def _means(target: str, module: str) -> bool:
-    return module == target or module.endswith("." + target)
 
 
 def _check_tokens(found: Mapping[str, Change], settings: AdapterConfig) -> None:

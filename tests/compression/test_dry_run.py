@@ -297,10 +297,10 @@ def test_sums_of_a_linear_that_is_summed_up_by_its_outputs(
 
 
 def test_sums_of_linears_that_may_share_an_input_are_whole(make_pair: Callable[..., Pair], tmp_path: Path) -> None:
-    """Here of all that read a layer's inputs, though each of those of one head alone would be summed up by outputs."""
-    pair = make_pair("llama", hidden_size=128, intermediate_size=48, num_attention_heads=4, num_key_value_heads=1)
+    """Here of all that read a layer's 256 inputs: each of them alone, with 64 outputs at most, would not be."""
+    pair = make_pair("llama", hidden_size=256, intermediate_size=48, num_attention_heads=4, head_dim=16)
     found = planned(pair, tmp_path / "out", samples=16, seq_len=16).memory
-    assert found["statistics_bytes"] == 2 * 4 * 128**2
+    assert found["statistics_bytes"] == 2 * 4 * 256**2
 
 
 def test_what_waits_on_the_host_as_the_run_itself_decides(

@@ -137,7 +137,9 @@ def test_the_gate_verb_takes_an_adapter(measured: Measured, tmp_path: Path, caps
     other = shutil.copytree(measured.adapters["boft"], tmp_path / "other")
     peft_models.change(other, lambda tensors: {name: one * 2 for name, one in tensors.items()})
     assert main([*own, str(other)]) == 3
-    assert "the report is about another manifest" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "the report is about another manifest" in told
+    assert "; evaluate this artifact, also where an earlier version of the program did" in told
 
 
 def test_a_merged_model_is_a_reference(measured: Measured, pair: Pair, task_dir: Path, tmp_path: Path) -> None:
@@ -219,9 +221,8 @@ def test_eval_attaches_to_the_entry(
     assert score is not None
     assert zoo.scores("team/lora") == {"colours.acc": score.value}
     assert not zoo.referrers("team/boft")
-    with pytest.raises(
-        InputError, match=r"not the artifact that the report measured as bot; .* named adapters otherwise"
-    ):
+    told = r"not the artifact that the report measured as bot; .* named adapters otherwise"
+    with pytest.raises(InputError, match=told):
         attach_report(zoo.where, "team/boft", "bot", read_report(tmp_path / "out"))
     zoo.attest("team/boft", measured.out / "report.json")  # found by its files
     assert zoo.scores("team/boft")["echo.exact_match"] == measured.report.score("echo", "boft").value  # type: ignore[union-attr]

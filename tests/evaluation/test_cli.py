@@ -117,7 +117,8 @@ def test_gate_writes_into_nothing_that_is_read_or_finished(
 
 def test_gate_of_another_artifact(written: Path, artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("gate", str(written), "default", "--artifact", str(artifact)) == 3
-    assert "about another manifest" in capsys.readouterr().err
+    assert (told := capsys.readouterr().err).endswith("; evaluate this artifact\n")
+    assert "about another manifest" in told
 
 
 @pytest.mark.usefixtures("lm_eval")

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from deltacompress.adapters.adapter import ANEW
 from deltacompress.arguments import checked
 from deltacompress.errors import DeltaCompressError, InputError, IntegrityError, spelled
 from deltacompress.evaluation.gate.drop import drop_checks, new_check
@@ -25,8 +26,6 @@ from deltacompress.evaluation.report.records import Check, ScoreRecord, SubjectR
 from deltacompress.evaluation.scoring.statistics import FEWEST
 from deltacompress.files.content import find_yaml
 from deltacompress.files.strict_yaml import read_yaml
-
-_ANEW = ", also where an earlier version of the program did: it named adapters otherwise"
 
 
 class GateFailedError(DeltaCompressError):
@@ -175,7 +174,7 @@ class Gate:
             deltas = tuple(one for one in deltas if _digest(one) == manifest_digest)
             if not deltas:
                 told = ", ".join(f"{one.label} {str(_digest(one))[:12]}" for one in report.deltas) or "none"
-                anew = _ANEW if any(one.role == "adapter" for one in report.deltas) else ""
+                anew = ANEW if any(one.role == "adapter" for one in report.deltas) else ""
                 raise IntegrityError(
                     f"the report is about another manifest: {manifest_digest[:12]} is not in it (it has {told})",
                     way_out=f"evaluate this artifact{anew}",

@@ -25,9 +25,9 @@ from deltacompress.numerics.sparsity import Sparsity
 BLOCK = 128
 """Most columns of one launch: a tile of them stays in registers."""
 _ROWS = 32
-_PROBING = Lock()
 _MANY = 16384
-"""Rows from which on `fix_pairs` takes one warp for 32 of them, not two; all numbers of warps were tried on an H100."""
+"""Rows from which on `fix_pairs` takes one warp for 32 of them, not two."""
+_PROBING = Lock()
 
 
 def usable(device: torch.device) -> bool:

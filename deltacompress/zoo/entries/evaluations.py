@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from deltacompress.adapters.adapter import adapter_identity
+from deltacompress.adapters.adapter import ANEW, adapter_identity
 from deltacompress.errors import ChecksumError, InputError
 from deltacompress.files.canonical_json import canonical_digest
 from deltacompress.files.hashing import sha256_hex
@@ -30,9 +30,6 @@ from deltacompress.zoo.ledger.versions import Resolved
 
 VERSIONS = (1, 2)
 """Of the report's schema (evaluation/report/records.py)."""
-
-
-_ANEW = ", also where an earlier version of the program did: it named adapters otherwise"
 
 
 class _Part(BaseModel):
@@ -119,7 +116,7 @@ def describe_evaluation(
         raise InputError(
             f"not the artifact that the report measured as {label}",
             where=found,
-            way_out=f"evaluate {found} itself{_ANEW if entry.kind == 'adapter' else ''}",
+            way_out=f"evaluate {found} itself{ANEW if entry.kind == 'adapter' else ''}",
         )
     verdict = next((one for one in report.verdicts if one.subject == label), None)
     raw = (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
