@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from deltacompress.adapters.checks import low_rank, sparse, whole
-from deltacompress.adapters.checks.base import Shape, find, weight_of
+from deltacompress.adapters.checks.base import HEAD, Shape, find, is_tied, weight_of
 from deltacompress.adapters.checks.rotation import rotation
 from deltacompress.adapters.patterns import is_named
 from deltacompress.adapters.records import Change, Whole
@@ -30,7 +30,7 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
         raise ValueError(f"holds no {settings.kind} matrices")
     found = {module: _change(one, tensors, settings, base) for module, one in brought.items()}
     _check_targets({module for module, one in brought.items() if one.matrices}, settings, base)
-    _check_tokens(found, settings)
+    _check_tokens(found, settings, tied=is_tied(HEAD, base))
     return found
 
 
@@ -84,7 +84,7 @@ def _change(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: M
     if brought.matrices:
         parts = _matrices(brought, tensors, settings, shape)
     if "rows" in brought.roles:
-        parts["rows"] = whole.rows(brought, tensors, settings, shape, tied=f"{module}.weight" not in base)
+        parts["rows"] = whole.rows(brought, tensors, settings, shape, tied=is_tied(module, base))
     return Change(module, tensor, shape, settings.transposed, whole=own, **parts)
 
 
@@ -133,9 +133,12 @@ def _check_targets(modules: set[str], settings: AdapterConfig, base: Iterable[st
             raise ValueError(f"has no matrices for its target module {target}")
 
 
-def _check_tokens(found: Mapping[str, Change], settings: AdapterConfig) -> None:
-    there = [module for module, change in found.items() if change.rows is not None]
-    for at in settings.tokens:
+def _check_tokens(found: Mapping[str, Change], settings: AdapterConfig, *, tied: bool) -> None:
+    """tied: the head to the embedding, whose rows PEFT saves once for both, where the same are named for both."""
+    there = {module: change.rows for module, change in found.items() if change.rows is not None}
+    for at, tokens in settings.tokens.items():
         count = sum(whole.means(at, module) for module in there)
+        if not count and tied and whole.means(at, HEAD):
+            count = sum(rows.indices == tokens for rows in there.values())
         if count != 1:
             raise ValueError(f"trainable_token_indices names {at or 'the embedding'}, of which {count} are in the file")

@@ -9,6 +9,8 @@ from deltacompress.types import TensorInfo
 
 Shape = tuple[int, ...]
 _TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
+HEAD = "lm_head"
 _TEXT = "model.language_model."
 
 
@@ -23,19 +25,26 @@ def is_table(module: str) -> bool:
 
 def find(name: str, base: Mapping[str, Shape]) -> str | None:
     """A module's tensor under its name in the checkpoint: some leave out its prefix, a tied head is absent."""
+    own = _own(name, base)
+    if own is None and name == f"{HEAD}.weight":
+        tables = [one for one in base if one.endswith(_EMBEDDINGS)]
+        return tables[0] if len(tables) == 1 else None
+    return own
+
+
+def is_tied(module: str, base: Mapping[str, Shape]) -> bool:
+    """Whether a module is a head that the checkpoint has no weight of."""
+    return module == HEAD and _own(f"{HEAD}.weight", base) is None
+
+
+def _own(name: str, base: Mapping[str, Shape]) -> str | None:
     _, _, short = name.partition(".")
     candidates = [name, short, f"model.{name}"]
     if name.startswith(_TEXT):  # of a model that sees, as its file has it
         candidates.append("language_model.model." + name.removeprefix(_TEXT))
-    elif name.startswith("lm_head."):
-        candidates.append("language_model." + name)
-    for candidate in candidates:
-        if candidate in base:
-            return candidate
-    if name == "lm_head.weight":
-        tables = [one for one in base if one.endswith(("embed_tokens.weight", "wte.weight"))]
-        return tables[0] if len(tables) == 1 else None
-    return None
+    elif name.startswith(f"{HEAD}."):
+        candidates += ["language_model." + name, f"embed_out.{short}"]  # the second: GPT-NeoX
+    return next((one for one in candidates if one in base), None)
 
 
 def weight_of(module: str, base: Mapping[str, Shape]) -> str:

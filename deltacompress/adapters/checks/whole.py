@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deltacompress.adapters.checks.base import DoesNotFitError, Shape, find, is_table, same
+from deltacompress.adapters.checks.base import HEAD, DoesNotFitError, Shape, find, is_table, same
 from deltacompress.adapters.patterns import is_named
 from deltacompress.adapters.records import TokenRows, Whole
 from deltacompress.adapters.settings import AdapterConfig
@@ -12,7 +12,6 @@ from deltacompress.adapters.tensors import Brought
 from deltacompress.types import TensorInfo
 
 Tensors = Mapping[str, TensorInfo]
-_HEAD = "lm_head"
 
 
 def whole(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Shape]) -> Whole | None:
@@ -49,7 +48,7 @@ def whole(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Map
 
 def means(at: str, module: str) -> bool:
     """Whether a key of trainable_token_indices is this module's."""
-    return is_named(module, (at,)) if at else module.rpartition(".")[2] != _HEAD
+    return is_named(module, (at,)) if at else module.rpartition(".")[2] != HEAD
 
 
 def rows(brought: Brought, tensors: Tensors, settings: AdapterConfig, shape: Shape, *, tied: bool) -> TokenRows | None:
@@ -63,9 +62,7 @@ def rows(brought: Brought, tensors: Tensors, settings: AdapterConfig, shape: Sha
         return None
     module = brought.module
     wanted = [found for at, found in settings.tokens.items() if means(at, module)]
-    if (
-        not wanted and module == _HEAD and tied
-    ):  # PEFT saves those of the embedding again where the vocabulary has grown
+    if not wanted and module == HEAD and tied:  # PEFT saves those of the embedding again where the vocabulary has grown
         wanted = list(settings.tokens.values())
     if len(wanted) != 1:
         raise ValueError(f"tensor {name} holds rows, but trainable_token_indices names none, or several, for {module}")

@@ -34,6 +34,18 @@ FAMILIES: dict[str, Cases] = {
         "embedding": ("Lora", {"r": 3, "target_modules": ["q_proj", "embed_tokens"]}),
         "head": ("Lora", {"r": 3, "target_modules": ["q_proj", "lm_head"]}),
         "tokens": ("Lora", {"r": 3, "target_modules": ["q_proj"], "trainable_token_indices": [90, 5, 11]}),
+        "tokens of both": (
+            "Lora",
+            {
+                "r": 3,
+                "target_modules": ["q_proj"],
+                "trainable_token_indices": {"embed_tokens": [7, 3], "lm_head": [7, 3]},
+            },
+        ),
+        "other tokens of both": (
+            "Lora",
+            {"r": 3, "target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [7, 3], "lm_head": [8]}},
+        ),
         "saved": ("Lora", {"r": 3, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}),
     },
     "gemma2": {
@@ -53,13 +65,17 @@ FAMILIES: dict[str, Cases] = {
         "boft": ("BOFT", {"boft_block_size": 8, "target_modules": NEOX}),
         "shira": ("Shira", {"r": 2, "target_modules": NEOX}),
         "embedding": ("Lora", {"r": 3, "target_modules": ["embed_in", "dense"]}),
+        "head": ("Lora", {"r": 3, "target_modules": ["lm_head", "dense"]}),  # embed_out in the file of the base
+        "saved head": ("Lora", {"r": 3, "target_modules": ["dense"], "modules_to_save": ["lm_head"]}),
     },
+    "gpt-neox, tied": {"head": ("Lora", {"r": 3, "target_modules": ["lm_head", "dense"]})},
 }
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_all_kinds_in_one_batch(make_pair: Callable[..., Pair], tmp_path: Path, architecture: str) -> None:
-    base, cases = make_pair(architecture).base, FAMILIES[architecture]
+    model, _, tied = architecture.partition(", ")
+    base, cases = make_pair(model, **({"tie_word_embeddings": True} if tied else {})).base, FAMILIES[architecture]
     runtime, found = Runtime.from_base(base), {}
     for seed, (name, (kind, config)) in enumerate(cases.items()):
         found[name] = peft_models.write(base, tmp_path / name, kind, seed=seed, **config)
