@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from deltacompress import lossless
 from deltacompress.arguments import checked
-from deltacompress.artifact.manifest import read_manifest
+from deltacompress.artifact.manifest import digest_told, parse_manifest, read_manifest_bytes
 from deltacompress.artifact.parts import check_file, check_hashes, check_present, open_file, open_parts, reader
 from deltacompress.artifact.records import FileRecord, Manifest, PartRecord, TensorRecord
 from deltacompress.artifact.shards import spans_of
@@ -43,18 +43,19 @@ _THREADS = 4
 class Delta:
     """One opened artifact; make it with `load_delta`.
 
-    path: its directory; manifest: the checked manifest; tensors: name -> TensorRecord.
+    path: its directory; manifest: the checked manifest; digest: as Manifest.digest; tensors: name -> TensorRecord.
     """
 
     def __init__(
         self,
         path: Path,
         manifest: Manifest,
+        digest: str,
         specs: dict[str, PackedSpec],
         spans: dict[str, tuple[Path, TensorSpan]],
         coder: Coder,
     ) -> None:
-        self.path, self.manifest = path, manifest
+        self.path, self.manifest, self.digest = path, manifest, digest
         self.tensors = {record.name: record for record in manifest.tensors}
         self._specs, self._spans, self._coder = specs, spans, coder
 
@@ -238,7 +239,8 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
             "is a file, where the directory of an artifact is needed" if root.exists() else "no such artifact directory"
         )
         raise InputError(told, where=root, way_out=way_out)
-    manifest = read_manifest(root)
+    raw = read_manifest_bytes(root)
+    manifest = parse_manifest(raw, str(root / MANIFEST))
     check_present(root, manifest)
     specs = {
         tensor.name: PackedSpec.from_json(dict(tensor.params), tensor.name)
@@ -246,7 +248,7 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
         if tensor.format == "packed"
     }
     coder = lossless.coder(manifest.lossless, device=device, encode=False)
-    return Delta(root, manifest, specs, spans_of(root, manifest), coder)
+    return Delta(root, manifest, digest_told(raw), specs, spans_of(root, manifest), coder)
 
 
 @checked

@@ -212,7 +212,7 @@ class _Work:
             force=self.force,
             reporter=self.reporter,
         )
-        known, digest = _read_times(times), load_delta(path).manifest.digest
+        known, digest = _read_times(times), load_delta(path).digest
         if result.used_again:
             return path, known.get(digest)
         write_once(times, (json.dumps(known | {digest: result.seconds}, indent=1) + "\n").encode(), replace=True)

@@ -51,9 +51,9 @@ class Subject:
     def identity(self) -> str:
         """What names its weights: content hash, manifest digest, or digest of an adapter (`adapter_identity`)."""
         if self.adapter is not None:
-            return adapter_identity(self.adapter.digest, None if self.over is None else self.over.manifest.digest)
+            return adapter_identity(self.adapter.digest, None if self.over is None else self.over.digest)
         if self.delta is not None:
-            return self.delta.manifest.digest
+            return self.delta.digest
         assert self.checkpoint is not None
         return self.checkpoint.fingerprint()
 

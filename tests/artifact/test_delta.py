@@ -159,6 +159,11 @@ def restored_weights(artifact: Path, pair: Pair) -> dict[str, torch.Tensor]:
     return weights
 
 
+def test_its_digest_is_that_of_the_manifest(artifact: Path) -> None:
+    delta = load_delta(artifact)
+    assert delta.digest == delta.manifest.digest == json.loads((artifact / "manifest.json").read_text())["digest"]
+
+
 def test_restoring_twice_gives_the_same_files(artifact: Path, pair: Pair, tmp_path: Path) -> None:
     restore(artifact, base=pair.base, out=tmp_path / "a")
     restore(artifact, base=pair.base, out=tmp_path / "b" / "deeper")

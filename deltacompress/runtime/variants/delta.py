@@ -64,7 +64,7 @@ class DeltaVariant(Variant):
     @cached_property  # each prompt asks for it
     @override
     def identity(self) -> str:
-        return self.delta.manifest.digest
+        return self.delta.digest
 
     @property
     @override
