@@ -139,7 +139,10 @@ class Recipe(BaseModel):
             first = error.errors()[0]
             at = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # not which branch of a union
             told = first["msg"].removeprefix("Value error, ")
-            told = f"{at}: {told}{_given(told, first['input'])}" if at else told  # of a whole recipe it tells all
+            if first["type"] == "extra_forbidden":
+                told = f"{at}: no such field"
+            elif at:  # of a whole recipe it tells all
+                told = f"{at}: {told}{_given(told, first['input'])}"
             raise RecipeError(told, where=where, way_out="see docs/recipes.md") from error
 
     def rule_for(self, name: str, kind: TensorKind) -> Settings:

@@ -124,7 +124,7 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("task: t\nkind: generate\nshots: 3\n", "shots: Extra inputs"),
+        ("task: t\nkind: generate\nshots: 3\n", "shots: no such field"),
         ("task: t\nkind: draw\n", "kind|draw"),
         ("task: other\nkind: generate\n", "name the file other.yaml"),
         ("task: t\ntask: t\nkind: generate\n", "given twice"),

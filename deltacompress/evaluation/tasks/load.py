@@ -199,7 +199,8 @@ def read_spec(path: Path) -> LocalSpec | SuiteSpec:
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"][1:] or first["loc"])
-        raise InputError(f"{at or 'task'}: {first['msg']}", where=path, way_out="see docs/evaluation.md") from error
+        told = "no such field" if first["type"] == "extra_forbidden" else first["msg"]
+        raise InputError(f"{at or 'task'}: {told}", where=path, way_out="see docs/evaluation.md") from error
     if spec.task != path.stem:
         raise InputError(f"its task is named {spec.task!r}", where=path, way_out=f"name the file {spec.task}.yaml")
     return spec
