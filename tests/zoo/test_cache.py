@@ -198,3 +198,18 @@ def test_where_nothing_can_be_locked_nobody_is_said_to_be_at_it(
     with pytest.raises(PullError, match=r"\.lock: No locks available; check the disk and run it again"):
         artifact_path("t/int4-24")
     assert first.exists()
+
+
+def test_what_cannot_be_held_is_not_left_open(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_SH:
+            raise OSError(errno.ENOLCK, "No locks available")
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(PullError, match="No locks available"):
+        artifact_path("t/int4-24")
+    assert os.listdir("/proc/self/fd") == before

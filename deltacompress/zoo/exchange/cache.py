@@ -76,7 +76,11 @@ def let_go(directory: Path) -> None:
 def _hold(directory: Path) -> None:
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        except OSError:
+            os.close(descriptor)
+            raise
     except OSError as error:
         raise because(PullError, directory, error) from error
     with _holding:
