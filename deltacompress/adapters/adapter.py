@@ -9,8 +9,9 @@ from pathlib import Path
 from threading import Thread
 
 from deltacompress.adapters.changes import changes_of
-from deltacompress.adapters.checks.base import DoesNotFitError, Shape
+from deltacompress.adapters.checks.base import DoesNotFitError, NotReadError, Shape
 from deltacompress.adapters.directory import read_config, weights_of
+from deltacompress.adapters.fields import MERGE
 from deltacompress.adapters.records import Change
 from deltacompress.adapters.settings import AdapterConfig, parse_settings
 from deltacompress.checkpoints.header import TensorSpan, read_header
@@ -123,9 +124,8 @@ def open_adapter(directory: Path, base_shapes: Mapping[str, Shape], *, base_name
             f"{error}{told}", where=read.weights, way_out="give the base it was trained on"
         ) from None
     except ValueError as error:
-        raise CheckpointError(
-            str(error), where=read.weights, way_out="save it again with PEFT, or get it again"
-        ) from None
+        way_out = MERGE if isinstance(error, NotReadError) else "save it again with PEFT, or get it again"
+        raise CheckpointError(str(error), where=read.weights, way_out=way_out) from None
     return Adapter(directory, read.settings, read.hashing, read.weights, read.stamp, read.tensors, changes)
 
 

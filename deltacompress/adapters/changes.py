@@ -34,21 +34,30 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
     return found
 
 
-def half_note(changes: Mapping[str, Change], settings: AdapterConfig, modules: Collection[str]) -> str | None:
-    """What to tell of a file that has nothing for some modules that the config's names mean; None: it has for all.
+def half_note(
+    changes: Mapping[str, Change], settings: AdapterConfig, modules: Collection[str], biased: Collection[str]
+) -> str | None:
+    """What to tell of a file that has nothing for some of what its config means; None: it has all.
 
-    modules: of the model, that can have matrices. Of an expression it is not known which of them it means.
+    modules: of the model, that can have matrices; biased: those that have a bias. Of an expression it is not known
+    which of them it means.
     """
-    if isinstance(settings.targets, str) or settings.by_expression:
+    known = not isinstance(settings.targets, str) and not settings.by_expression
+    if known:
+        there = {name for name, one in changes.items() if any((one.low_rank, one.embedding, one.rotation, one.sparse))}
+        left_out = {one for one in modules if settings.is_empty(one) or settings.is_saved(one)}
+        meant = [one for one in modules if settings.is_target(one) and one not in left_out]
+        if lacking := [one for one in meant if one not in there]:
+            told = f"its file has nothing for {len(lacking)} of {len(meant)} modules that its config names"
+            return f"{told} ({lacking[0]} first): they are served as they are without it"
+    if settings.biases == "none" or (settings.biases == "targets" and not known):
         return None
-    there = {name for name, one in changes.items() if any((one.low_rank, one.embedding, one.rotation, one.sparse))}
-    left_out = {one for one in modules if settings.is_empty(one) or settings.is_saved(one)}
-    meant = [one for one in modules if settings.is_target(one) and one not in left_out]
-    lacking = [one for one in meant if one not in there]
-    if not lacking:
-        return None
-    told = f"its file has nothing for {len(lacking)} of {len(meant)} modules that its config names"
-    return f"{told} ({lacking[0]} first): they are served as they are without it"
+    there = {name for name, one in changes.items() if one.whole is not None and one.whole.bias is not None}
+    meant = [one for one in biased if settings.biases == "all" or settings.is_target(one)]
+    if lacking := [one for one in meant if one not in there]:
+        told = f"its file has no bias for {len(lacking)} of {len(meant)} modules whose biases were trained"
+        return f"{told} ({lacking[0]} first): they keep those that they have without it"
+    return None
 
 
 def check_saved(changes: Mapping[str, Change], settings: AdapterConfig, tensors: Iterable[str]) -> None:
@@ -122,14 +131,17 @@ def _rosa(brought: Brought, tensors: Tensors, settings: AdapterConfig, outputs: 
 
 
 def _check_targets(modules: set[str], settings: AdapterConfig, base: Iterable[str]) -> None:
-    """Every name of the list has matrices, or they were left out of the file. What is saved whole gets none."""
-    if isinstance(settings.targets, str):
+    """Every name of the list has matrices; or all that it means is left out of them, or they were left out of the file.
+
+    What an exclude_modules that is an expression leaves out is not known.
+    """
+    if isinstance(settings.targets, str) or settings.by_expression:
         return
     for target in settings.targets:
         if any(is_named(module, (target,)) for module in modules):
             continue
         meant = [module for module in (name.rpartition(".")[0] for name in base) if is_named(module, (target,))]
-        if not meant or not all(map(settings.is_saved, meant)):
+        if not meant or any(map(settings.is_target, meant)):
             raise ValueError(f"has no matrices for its target module {target}")
 
 

@@ -20,7 +20,7 @@ class AdapterConfig:
     kind: "lora", "boft", "shira" or "rosa".
     targets, saved, excluded: target_modules, modules_to_save, exclude_modules (one given as an expression is not read,
     of the last `by_expression` says so); layers, lists: layers_to_transform (None: all) and layers_pattern; transposed:
-    fan_in_fan_out (weights stored [in, out]).
+    fan_in_fan_out (weights stored [in, out]); biases: whose biases are in the file: "none", "all" or "targets".
     LoRA, RoSA: rank, ranks: r and rank_pattern, alpha, alphas: lora_alpha and alpha_pattern, rslora: use_rslora;
     biased: lora_bias; dora: use_dora; tokens: trainable_token_indices by name of the module, "" the input embedding.
     RoSA: density, densities: d and density_pattern. SHiRA: rank.
@@ -41,6 +41,7 @@ class AdapterConfig:
     targets: str | tuple[str, ...] = ()
     saved: tuple[str, ...] = ()
     by_expression: bool = False
+    biases: str = "none"
     excluded: tuple[str, ...] = ()
     layers: tuple[int, ...] | None = None
     lists: tuple[str, ...] = ()
@@ -127,13 +128,17 @@ def _shared(config: Mapping[str, Any], kind: str, path: str) -> dict[str, Any]:
     if not isinstance(targets, str) and not (given.is_texts(targets) and targets):
         raise CheckpointError("target_modules must be text or a list of module names", where=path)
     biases = ("none", "all", f"{kind}_only")  # which were trained; they are in the file as they are
-    if config.get("bias", "none") not in biases:
+    trained = config.get("bias", "none")
+    if trained not in biases:
         raise CheckpointError(f"bias must be {', '.join(biases[:2])} or {biases[2]}", where=path)
+    if trained == biases[2]:
+        trained = "none" if kind == "rosa" else "targets"  # the fork of RoSA saves none
     excluded = config.get("exclude_modules")
     return {
         "targets": targets if isinstance(targets, str) else tuple(targets),
         "saved": given.texts(config, "modules_to_save", path),
         "by_expression": isinstance(excluded, str) and bool(excluded),
+        "biases": trained,
         "excluded": () if isinstance(excluded, str) else given.texts(config, "exclude_modules", path),
         "layers": given.layers(config, "layers_to_transform", path),
         "lists": given.names(config, "layers_pattern", path),

@@ -5,7 +5,9 @@ What PEFT 0.21 saves, <module> being a module of the base, <whole> being `weight
     all     base_model.model.<module>.<whole>: in the place of the base's, for modules_to_save and trained biases;
             <module>.base_layer.<whole> where <module> has matrices too: `bias`, and `weight` of an embedding or head
             (.token_adapter.base_layer.weight where it has rows of tokens);
-            <module>.modules_to_save.weight, .original_module.weight: copies that a grown vocabulary leaves
+            <module>.modules_to_save.<whole>, .original_module.<whole>: copies that a grown vocabulary or trained
+            biases leave, the second of the base's; of a <part> of a module that is saved whole
+            <module>.modules_to_save.<adapter's name>.<part>.<whole>, .original_module.<part>.<whole>
     LoRA    <module>.lora_A.weight [r, in], .lora_B.weight [out, r]; .lora_B.bias [out] with lora_bias;
             .lora_embedding_A [r, rows], .lora_embedding_B [dim, r] for an embedding; .lora_magnitude_vector with
             use_dora (`.weight` behind it in files of some versions): [out], of an embedding [dim];
@@ -18,7 +20,7 @@ What PEFT 0.21 saves, <module> being a module of the base, <whole> being `weight
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 PREFIX = "base_model.model."
@@ -48,13 +50,10 @@ _OF_ALL = {
     "base_layer.weight": "weight beside",
     "token_adapter.base_layer.weight": "weight beside",
     "base_layer.bias": "bias beside",
-    "modules_to_save.weight": "copy of the weight",
-    "modules_to_save.bias": "copy of the bias",
-    "original_module.weight": "",
-    "original_module.bias": "",
     "weight": "weight",
     "bias": "bias",
 }
+_COPIES = {"weight": "copy of the weight", "bias": "copy of the bias"}
 
 
 @dataclass(slots=True)
@@ -68,7 +67,16 @@ class Brought:
     @property
     def matrices(self) -> set[str]:
         """Roles besides whole tensors and rows."""
-        return self.roles.keys() - {*_OF_ALL.values(), "rows"}
+        return self.roles.keys() - {*_OF_ALL.values(), *_COPIES.values(), "rows"}
+
+
+def original(name: str) -> str | None:
+    """The tensor that one is a copy of, which PEFT leaves of what is saved whole; None: it is none."""
+    before, mark, after = name.partition(".modules_to_save.")
+    if not mark:
+        return None
+    *within, leaf = after.split(".")
+    return ".".join([before, *within[1:], leaf])  # the first is the name of the adapter
 
 
 def by_module(names: Iterable[str], kind: str) -> dict[str, Brought]:
@@ -82,14 +90,14 @@ def by_module(names: Iterable[str], kind: str) -> dict[str, Brought]:
     for name in names:
         if not name.startswith(PREFIX):
             raise ValueError(f"tensor {name} does not begin with {PREFIX}, as PEFT's do")
-        parts = name[len(PREFIX) :].split(".")
-        for count in (3, 2, 1):  # the longer name first: `lora_B.bias` is no bias of a module called lora_B
-            role = known.get(".".join(parts[-count:])) if len(parts) > count else None
-            if role is not None:
-                break
-        else:
+        copied, of_base = original(name), name.replace(".original_module.", ".")
+        module, role = _read(copied or of_base, known)
+        if role is not None and copied is not None:
+            role = _COPIES.get(role)
+        elif role is not None and of_base != name:
+            role = "" if role in _COPIES else None
+        if role is None:
             raise ValueError(f"tensor {name} is no tensor of a {kind} adapter that is read here")
-        module = ".".join(parts[:-count])
         brought = found.setdefault(module, Brought(module))
         if not role:
             brought.unused.append(name)
@@ -98,3 +106,13 @@ def by_module(names: Iterable[str], kind: str) -> dict[str, Brought]:
         else:
             brought.roles[role] = name
     return found
+
+
+def _read(name: str, roles: Mapping[str, str]) -> tuple[str, str | None]:
+    """Module and role; roles: by the end of a name."""
+    parts = name[len(PREFIX) :].split(".")
+    for count in (3, 2, 1):  # the longer one first: `lora_B.bias` is no bias of a module called lora_B
+        role = roles.get(".".join(parts[-count:])) if len(parts) > count else None
+        if role is not None:
+            return ".".join(parts[:-count]), role
+    return "", None

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from deltacompress.adapters.adapter import Adapter
 from deltacompress.adapters.records import Change, Sparse
+from deltacompress.adapters.tensors import original
 from deltacompress.checkpoints.header import FLOATS, ITEMSIZE, TensorSpan
 from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.errors import CheckpointError
@@ -34,7 +35,6 @@ _EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000
 """Bits of the exponent; all of them set: NaN or an infinity."""
 _BYTES = 1 << 20  # of a piece that is looked at: a core's cache holds it
 _THREADS = 4
-_COPY = ".modules_to_save."
 _AGAIN = "get the adapter again"
 _SHORT = "it ends before its tensors do"
 _Piece = tuple[str, int, int]
@@ -55,7 +55,7 @@ def check_values(adapter: Adapter) -> None:
             if change.sparse is not None:
                 _check_entries(file, adapter, change, change.sparse)
         for name in adapter.tensors:
-            if (other := name.replace(_COPY, ".")) != name:
+            if (other := original(name)) is not None:
                 _check_copy(file, adapter, name, other)
 
 

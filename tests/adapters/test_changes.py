@@ -18,6 +18,7 @@ from deltacompress.adapters.changes import check_saved, half_note
 from deltacompress.adapters.directory import is_adapter
 from deltacompress.adapters.records import Change, EmbeddingLowRank, LowRank, Rotation, Sparse, TokenRows, Whole
 from deltacompress.adapters.settings import parse_settings
+from deltacompress.adapters.values import check_values
 from deltacompress.errors import BaseMismatchError, CheckpointError
 
 Tensors = dict[str, NDArray[Any]]
@@ -130,11 +131,6 @@ NOT_THE_BASES: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "swapped": (LORA | {"fan_in_fan_out": True}, lora(), r"the base needs \[2, 4\]"),
     "module": (LORA | {"target_modules": ["w"]}, lora("model.w"), "module model.w is not in the base"),
     "vector": (LORA | {"target_modules": ["norm"]}, lora("model.norm"), "not a matrix"),
-    "expert": (
-        LORA | {"target_modules": ["up_proj"]},
-        lora("model.layers.0.mlp.experts.0.up_proj"),
-        "is an expert's, whose matrices are one parameter in the model",
-    ),
     "table": (LORA | {"target_modules": ["embed_tokens"]}, embedded(13), r"lora embedding A has shape \[2, 13\]"),
     "magnitude": (LORA | {"use_dora": True}, dora((8,)), r"the magnitude has shape \[8\], the base needs \[4\]"),
     "magnitudes in a row": (LORA | {"use_dora": True}, dora((1, 4)), r"the magnitude has shape \[1, 4\]"),
@@ -277,10 +273,11 @@ def test_half_a_file_is_told(tmp_path: Path) -> None:
     """Two layers have q; nothing is told of expressions, nor of what the config leaves out."""
     second = "model.layers.1.self_attn.q_proj"
     base, modules = BASE | {f"{second}.weight": (4, 8), f"{second}.bias": (4,)}, [Q, second, "lm_head"]
+    biased = [Q, second, "model.norm"]
 
     def note(name: str, settings: dict[str, Any], tensors: Tensors) -> str | None:
         found = opened(tmp_path / name, settings, tensors, base)
-        return half_note(found.changes, found.settings, modules)
+        return half_note(found.changes, found.settings, modules, biased)
 
     told = f"nothing for 1 of 2 modules that its config names ({second} first): they are served as they are without it"
     assert (note("half", LORA, lora()) or "").endswith(told)
@@ -296,9 +293,80 @@ def test_half_a_file_is_told(tmp_path: Path) -> None:
         assert note(str(k), LORA | one, lora()) is None
     empty = {"peft_type": "ROSA", "rank_pattern": {second: 0}, "density_pattern": {second: 0}}
     assert (
-        half_note({Q: opened(tmp_path / "e", LORA, lora()).changes[Q]}, parse_settings(LORA | empty, "c"), modules)
+        half_note({Q: opened(tmp_path / "e", LORA, lora()).changes[Q]}, parse_settings(LORA | empty, "c"), modules, [])
         is None
     )
+
+    def biases(*of: str) -> Tensors:
+        each = (f"{AT}{one}.base_layer.bias" if one in (Q, second) else f"{AT}{one}.bias" for one in of)
+        return lora() | lora(second) | {name: numbers(8 if "norm" in name else 4) for name in each}
+
+    base |= {"model.norm.bias": (8,)}
+    told = "its file has no bias for {} of {} modules whose biases were trained ({} first): "
+    told += "they keep those that they have without it"
+    cases: list[tuple[str, str, list[str], str | None]] = [
+        ("all", "q_proj", [Q, second, "model.norm"], None),
+        ("all", "q_proj", [Q, second], told.format(1, 3, "model.norm")),
+        ("all", ".*q_proj", [Q], told.format(2, 3, second)),
+        ("lora_only", "q_proj", [Q, second], None),
+        ("lora_only", "q_proj", [], told.format(2, 2, Q)),
+        ("none", "q_proj", [], None),
+    ]
+    for k, (bias, targets, there, wanted) in enumerate(cases):
+        fields = {"bias": bias, "target_modules": targets if "*" in targets else [targets]}
+        assert note(f"bias{k}", LORA | fields, biases(*there)) == wanted
+    assert note("expression", LORA | {"bias": "lora_only", "target_modules": ".*q_proj"}, biases()) is None
+    assert parse_settings(LORA | {"peft_type": "ROSA", "bias": "rosa_only"}, "c").biases == "none"
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        {"exclude_modules": ["embed_tokens"]},
+        {"exclude_modules": ".*tokens"},
+        {"layers_to_transform": [0]},
+        {"modules_to_save": ["embed_tokens"]},
+    ],
+)
+def test_a_target_that_is_left_out_everywhere(tmp_path: Path, left_out: dict[str, Any]) -> None:
+    """As PEFT does with `all-linear`, whose names it lists before it leaves any out."""
+    both = LORA | {"target_modules": ["q_proj", "embed_tokens"]}
+    assert opened(tmp_path / "a", both | left_out, lora()).changes.keys() == {Q}
+    with pytest.raises(CheckpointError, match="has no matrices for its target module embed_tokens"):
+        opened(tmp_path / "b", both, lora())
+
+
+def test_what_fits_and_is_not_read(tmp_path: Path) -> None:
+    up = "model.layers.0.mlp.experts.0.up_proj"
+    told = "is an expert's, whose matrices are one parameter in the model; merge it"
+    with pytest.raises(CheckpointError, match=told):
+        opened(tmp_path / "a", LORA | {"target_modules": ["up_proj"]}, lora(up), BASE | {f"{up}.weight": (4, 8)})
+    base = BASE | {"lm_head.bias": (12,)}
+    grown = lora() | {f"{HEAD}.weight": numbers(15, 8), f"{HEAD}.bias": numbers(15)}
+    with pytest.raises(CheckpointError, match="module lm_head: its bias has grown with the vocabulary, which is not"):
+        opened(tmp_path / "b", SAVED, grown, base)
+    with pytest.raises(BaseMismatchError, match=r"bias has shape \[15\], the base needs \[12\]"):
+        opened(tmp_path / "c", SAVED, grown | {f"{HEAD}.weight": numbers(12, 8)}, base)
+    with pytest.raises(BaseMismatchError, match=r"tensor lm_head\.bias is not in the base"):
+        opened(tmp_path / "d", SAVED, grown)
+
+
+def test_copies_in_what_is_saved_whole(tmp_path: Path) -> None:
+    """A container's parts, each under the name of the adapter; only the bias of a part that has one."""
+    at = f"{AT}model.layers.0.self_attn"
+    own, copy, of_base = (f"{at}.{one}q_proj.bias" for one in ("", "modules_to_save.mine.", "original_module."))
+    weight = {f"{AT}{Q}.weight": numbers(4, 8)}
+    settings = LORA | {"target_modules": ["lm_head"], "modules_to_save": ["self_attn"], "bias": "all"}
+    file = lora("lm_head", outputs=12) | weight | dict.fromkeys((own, copy, of_base), numbers(4))
+    found = opened(tmp_path / "a", settings, file)
+    assert found.changes[Q].whole == Whole(f"{AT}{Q}.weight", own)
+    check_values(found)
+    differs = opened(tmp_path / "b", settings, file | {copy: numbers(4) + 1})
+    with pytest.raises(CheckpointError, match="differ, so which one is meant is not told"):
+        check_values(differs)
+    for k, odd in enumerate(("modules_to_save.mine.q_proj.lora_A.weight", "original_module.q_proj.lora_A.weight")):
+        with pytest.raises(CheckpointError, match="is no tensor of a lora adapter"):
+            opened(tmp_path / f"odd{k}", settings, file | {f"{at}.{odd}": numbers(2, 8)})
 
 
 def test_what_was_saved_whole_is_there(tmp_path: Path) -> None:
@@ -317,7 +385,7 @@ def test_a_target_that_is_saved_whole_has_no_matrices(tmp_path: Path) -> None:
     both = LORA | {"target_modules": ["q_proj", "lm_head"]}
     file = lora() | {f"{HEAD}.weight": numbers(12, 8)}
     found = opened(tmp_path / "a", both | {"modules_to_save": ["lm_head"]}, file)
-    assert half_note(found.changes, found.settings, [Q, "lm_head"]) is None
+    assert half_note(found.changes, found.settings, [Q, "lm_head"], []) is None
     second = "model.layers.1.self_attn.q_proj"
     with pytest.raises(CheckpointError, match="has no matrices for its target module lm_head"):
         opened(tmp_path / "b", both, file)

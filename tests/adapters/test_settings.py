@@ -206,7 +206,7 @@ def test_what_is_read() -> None:
         "target_modules": "all-linear",
     }
     assert parse_settings(BOFT | rotated, "c") == AdapterConfig(
-        "boft", targets="all-linear", factors=2, block=0, blocks=8
+        "boft", targets="all-linear", biases="targets", factors=2, block=0, blocks=8
     )
 
 

@@ -55,6 +55,7 @@ CASES = {
     ),
     "some layers": Case("Lora", {"r": 2, "target_modules": QV, "layers_to_transform": [1]}),
     "some lists": Case("Lora", {"r": 2, "target_modules": QV, "layers_to_transform": 0, "layers_pattern": "layers"}),
+    "excluded everywhere": Case("Lora", {"r": 2, "target_modules": "all-linear", "exclude_modules": ["k_proj"]}),
     "excluded": Case("Lora", {"r": 2, "target_modules": QV, "exclude_modules": ["layers.0.self_attn.q_proj"]}),
     "lora bias": Case("Lora", {"r": 2, "target_modules": QV, "lora_bias": True}, "qwen2"),
     "biases of targets": Case("Lora", {"r": 2, "target_modules": QV, "bias": "lora_only"}, "qwen2"),
@@ -64,6 +65,9 @@ CASES = {
     "saved": Case("Lora", {"r": 2, "target_modules": QV, "modules_to_save": ["norm", "lm_head"]}),
     "saved with all biases": Case(
         "Lora", {"r": 2, "target_modules": ["q_proj"], "bias": "all", "modules_to_save": ["k_proj"]}, "qwen2"
+    ),
+    "container with all biases": Case(
+        "Lora", {"r": 2, "target_modules": ["up_proj"], "bias": "all", "modules_to_save": ["self_attn"]}, "qwen2"
     ),
     "saved, a target too": Case(
         "Lora", {"r": 2, "target_modules": ["q_proj", "o_proj"], "modules_to_save": ["o_proj"]}

@@ -18,6 +18,10 @@ class DoesNotFitError(ValueError):
     """What an adapter brings does not fit this base. As every ValueError of these checks: a line without its file."""
 
 
+class NotReadError(ValueError):
+    """What it brings fits, and is of no kind that is read here."""
+
+
 def is_table(module: str) -> bool:
     """Whether a module is an embedding or a head by its name: rows are tokens, and may be more than the base's."""
     return module.rpartition(".")[2] in _TABLES
@@ -55,7 +59,7 @@ def weight_of(module: str, base: Mapping[str, Shape]) -> str:
     """
     found = find(f"{module}.weight", base)
     if "experts" in module.split("."):
-        raise DoesNotFitError(f"module {module} is an expert's, whose matrices are one parameter in the model")
+        raise NotReadError(f"module {module} is an expert's, whose matrices are one parameter in the model")
     if found is None:
         raise DoesNotFitError(f"module {module} is not in the base")
     if len(base[found]) != 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deltacompress.adapters.checks.base import HEAD, DoesNotFitError, Shape, find, is_table, same
+from deltacompress.adapters.checks.base import HEAD, DoesNotFitError, NotReadError, Shape, find, is_table, same
 from deltacompress.adapters.patterns import is_named
 from deltacompress.adapters.records import TokenRows, Whole
 from deltacompress.adapters.settings import AdapterConfig
@@ -42,6 +42,9 @@ def whole(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Map
             raise ValueError(f"tensor {weight} is whole, but {module} has matrices or rows too")
         _fits(module, "weight", tensors[weight], base, grows=table)
     if bias is not None:
+        there = base.get(find(f"{module}.bias", base) or "", ())
+        if there and weight and is_table(module) and there < tensors[bias].shape == tensors[weight].shape[:1]:
+            raise NotReadError(f"module {module}: its bias has grown with the vocabulary, which is not read here")
         _fits(module, "bias", tensors[bias], base, grows=False)
     return None if weight is None and bias is None else Whole(weight, bias)
 

@@ -61,7 +61,8 @@ class AdapterVariant(Variant):
         self._weights |= ties.tables_of_both(self._weights)
         self._tied_rows = ties.rows_of_heads(self._weights)
         modules = [path.removesuffix(".weight") for path, role in base.roles.items() if role != "vector"]
-        self._half_note = half_note(adapter.changes, adapter.settings, modules)
+        biased = [path.removesuffix(".bias") for path in base.roles if path.endswith(".bias")]
+        self._half_note = half_note(adapter.changes, adapter.settings, modules, biased)
 
     @classmethod
     def open(cls, path: Path, base: BaseSide, over: DeltaVariant | None = None) -> AdapterVariant:
@@ -247,6 +248,12 @@ class AdapterVariant(Variant):
                     change.embedding is not None and role != "embedding"
                 )
                 fits = fits and not (change.rows is not None and role not in ("embedding", "head"))
+            if path not in self._base.layout.places:
+                raise UnsupportedModelError(
+                    f"the adapter changes {path}, and nothing in the model is called so",
+                    where=self.adapter.weights,
+                    way_out="train it on the whole model (AutoModelForCausalLM), with as new a transformers as is here",
+                )
             if not fits:
                 raise UnsupportedModelError(
                     f"the adapter changes {path}, where the runtime has no place for it",
@@ -265,6 +272,14 @@ class AdapterVariant(Variant):
         """Make sure that whatever the head may write can be read."""
         tables = ((path, role) for path, role in self._base.roles.items() if role in ("embedding", "head"))
         rows = {role: self.vocabulary(path) for path, role in tables}
+        of_tokens = [*self._tied_rows, *(path for path, change in self._weights.items() if change.rows is not None)]
+        for path in of_tokens:
+            if self._base.roles[path] == "head" and path.removesuffix("weight") + "bias" in self._base.roles:
+                raise UnsupportedModelError(
+                    f"the adapter has rows of tokens for {path}, without whose bias PEFT then computes the logits",
+                    where=self.adapter.weights,
+                    way_out="save the head whole (modules_to_save), or keep it with PEFT",
+                )
         head, embedding = rows.get("head", 0), rows.get("embedding", 0)
         if head > embedding:
             raise UnsupportedModelError(

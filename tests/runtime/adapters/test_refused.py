@@ -256,6 +256,27 @@ def test_there_is_no_place_for_it(family: Family, runtime: Runtime, tmp_path: Pa
             wide.load(path, "a")
 
 
+def test_modules_by_names_of_another_model(family: Family, runtime: Runtime, tmp_path: Path) -> None:
+    """Of a model without its head, say: PEFT leaves such matrices out."""
+    path = peft_models.change(
+        shutil.copytree(family.kinds["lora"].path, tmp_path / "a"),
+        lambda tensors: {name.replace("model.model.model.", "model.model."): one for name, one in tensors.items()},
+    )
+    told = r"changes layers\.0\..*, and nothing in the model is called so; train it on the whole model"
+    with pytest.raises(UnsupportedModelError, match=told):
+        runtime.load(path, "a")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_of_tokens_of_a_head_with_a_bias(make_pair: Callable[..., Pair], tmp_path: Path, tied: bool) -> None:
+    """PEFT computes the logits without the bias then, of all tokens."""
+    base = make_pair("phi", tie_word_embeddings=tied).base
+    rows = {"embed_tokens" if tied else "lm_head": [3]}
+    path = peft_models.write(base, tmp_path / "a", "Lora", r=2, target_modules=["q_proj"], trainable_token_indices=rows)
+    with pytest.raises(UnsupportedModelError, match=r"rows of tokens for lm_head\.weight, without whose bias PEFT"):
+        Runtime.from_base(base).load(path, "a")
+
+
 @pytest.mark.parametrize(
     ("config", "told"),
     [
