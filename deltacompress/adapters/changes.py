@@ -30,7 +30,7 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
         raise ValueError(f"holds no {settings.kind} matrices")
     found = {module: _change(one, tensors, settings, base) for module, one in brought.items()}
     _check_targets({module for module, one in brought.items() if one.matrices}, settings, base)
-    _check_tokens(found, settings, tied=is_tied(HEAD, base))
+    _check_tokens(found, settings, tied=is_tied(base))
     return found
 
 
@@ -93,7 +93,7 @@ def _change(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: M
     if brought.matrices:
         parts = _matrices(brought, tensors, settings, shape)
     if "rows" in brought.roles:
-        parts["rows"] = whole.rows(brought, tensors, settings, shape, tied=is_tied(module, base))
+        parts["rows"] = whole.rows(brought, tensors, settings, shape, tied=is_tied(base))
     return Change(module, tensor, shape, settings.transposed, whole=own, **parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -315,6 +316,9 @@ def test_half_a_file_is_told(tmp_path: Path) -> None:
     for k, (bias, targets, there, wanted) in enumerate(cases):
         fields = {"bias": bias, "target_modules": targets if "*" in targets else [targets]}
         assert note(f"bias{k}", LORA | fields, biases(*there)) == wanted
+    saved = LORA | {"bias": "all", "modules_to_save": ["norm"]}
+    whole = biases(Q, second) | {f"{AT}model.norm.weight": numbers(8)}  # without its bias
+    assert note("saved", saved, whole) == told.format(1, 3, "model.norm")
     assert note("expression", LORA | {"bias": "lora_only", "target_modules": ".*q_proj"}, biases()) is None
     assert parse_settings(LORA | {"peft_type": "ROSA", "bias": "rosa_only"}, "c").biases == "none"
 
@@ -334,6 +338,14 @@ def test_a_target_that_is_left_out_everywhere(tmp_path: Path, left_out: dict[str
     assert opened(tmp_path / "a", both | left_out, lora()).changes.keys() == {Q}
     with pytest.raises(CheckpointError, match="has no matrices for its target module embed_tokens"):
         opened(tmp_path / "b", both, lora())
+
+
+def test_tokens_of_a_tied_head_are_those_of_the_embedding(tmp_path: Path) -> None:
+    tied = {name: shape for name, shape in BASE.items() if name != "lm_head.weight"}
+    for k, (base, of_head, fits) in enumerate([(tied, [1, 5], True), (tied, [1, 6], False), (BASE, [1, 5], False)]):
+        both = LORA | {"trainable_token_indices": {"embed_tokens": [1, 5], "lm_head": of_head}}
+        with nullcontext() if fits else pytest.raises(CheckpointError, match="names lm_head, of which 0 are in the"):
+            opened(tmp_path / str(k), both, lora() | rows(), base)
 
 
 def test_what_fits_and_is_not_read(tmp_path: Path) -> None:

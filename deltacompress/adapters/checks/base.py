@@ -36,9 +36,9 @@ def find(name: str, base: Mapping[str, Shape]) -> str | None:
     return own
 
 
-def is_tied(module: str, base: Mapping[str, Shape]) -> bool:
-    """Whether a module is a head that the checkpoint has no weight of."""
-    return module == HEAD and _own(f"{HEAD}.weight", base) is None
+def is_tied(base: Mapping[str, Shape]) -> bool:
+    """Whether the head has no weight of its own in the checkpoint."""
+    return _own(f"{HEAD}.weight", base) is None
 
 
 def _own(name: str, base: Mapping[str, Shape]) -> str | None:

@@ -55,7 +55,7 @@ def means(at: str, module: str) -> bool:
 
 
 def rows(brought: Brought, tensors: Tensors, settings: AdapterConfig, shape: Shape, *, tied: bool) -> TokenRows | None:
-    """Its rows of single tokens, if it brings any; shape: of the table; tied: to another, as a head to the embedding.
+    """Its rows of single tokens, if it brings any; shape: of the table; tied: the head to the embedding.
 
     Raises:
         ValueError: the config does not name them, or they do not fit.
