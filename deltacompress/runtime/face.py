@@ -160,15 +160,13 @@ class Runtime:
         return name
 
     def unload(self, name: str) -> None:
-        """Forget a variant.
-
-        Raises:
-            InputError: no such variant, or running requests use it.
-        """
+        """Forget a variant; raises InputError: there is none of that name, or running requests use it."""
         with self._lock:
             self._input.find(name)
             self.cache.remove(name)
             self._tokenizers.remove(name)
+            for note in [one for one in self.notes if one.startswith(f"{name}: ")]:
+                self.notes.remove(note)
 
     def logits(self, requests: Sequence[tuple[str | None, Ids]]) -> list[Tensor]:
         """Logits [tokens, vocabulary] of each (variant or None for the base, token ids), in one mixed forward.

@@ -57,6 +57,20 @@ def test_many_butterfly_factors_stay_a_chain(family: Family, runtime: Runtime, t
     assert [tuple(turn.shape) for turn in rotation.turns] == [(8, 8, 8), (16, 4, 4)]
 
 
+def test_notes_leave_with_what_they_are_of(family: Family, tmp_path: Path) -> None:
+    """A server loads and unloads for months."""
+    path, runtime = write(family, tmp_path / "a", target_modules=["q_proj"]), Runtime.from_base(family.pair.base)
+    before = [*runtime.notes]
+    for name in ("a", "ab", "a"):
+        runtime.load(path, name)
+        if name == "a":
+            runtime.unload(name)
+    told = [f"ab: {runtime.variants['ab'].variant.note()}"]
+    assert [one for one in runtime.notes if one not in before] == told
+    runtime.unload("ab")
+    assert runtime.notes == before
+
+
 def test_tables_that_are_the_bases_are_not_served_again(family: Family, runtime: Runtime, tmp_path: Path) -> None:
     """PEFT saves embedding and head along wherever matrices stand beside them."""
     targets = {"target_modules": ["q_proj", "embed_tokens", "lm_head"]}
