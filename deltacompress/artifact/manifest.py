@@ -48,7 +48,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read and check `directory`/manifest.json.
 
     Raises:
-        InputError: no manifest, but a checkpoint or an adapter.
+        InputError: no manifest, but a checkpoint, or adapters.
         TruncatedFileError: no manifest, or cut short.
         CheckpointError: the system does not read it.
         SchemaVersionError: written by a newer version.
@@ -80,6 +80,9 @@ def read_manifest_bytes(directory: Path) -> bytes:
                     f"BASE {directory} --recipe int2-24 ...)"
                 ),
             ) from error
+        if inner := sorted(directory.glob(f"*/{ADAPTER_CONFIG}")):  # PEFT's, of any name but "default"
+            told = f"holds PEFT adapters in folders of their own ({len(inner)})"
+            raise InputError(told, where=directory, way_out=f"give one of them, such as {inner[0].parent}") from error
         raise TruncatedFileError(
             f"no {MANIFEST}; not an artifact, or half of one",
             where=directory,

@@ -208,6 +208,16 @@ def test_an_adapter_is_no_artifact(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
+def test_adapters_that_lie_deeper(tmp_path: Path) -> None:
+    """PEFT saves one of any name but "default" to a folder of that name."""
+    for name in ("styled", "polite"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+    told = rf"holds PEFT adapters in folders of their own \(2\); give one of them, such as {tmp_path}/polite$"
+    with pytest.raises(InputError, match=told):
+        read_manifest(tmp_path)
+
+
 @pytest.mark.parametrize("raw", [b'{"recipe":[%s]}', b'{"tools":{%s}}', b'{"params":{%s}}'])
 def test_refusing_takes_little_more_memory_than_parsing(raw: bytes) -> None:
     """Where the refusal of each of 25 fields held a copy of the whole, it would be 25 times that."""
