@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from deltacompress.adapters.checks import low_rank, sparse, whole
-from deltacompress.adapters.checks.base import HEAD, Shape, find, is_tied, weight_of
+from deltacompress.adapters.checks.base import HEAD, DoesNotFitError, Shape, find, is_tied, weight_of
 from deltacompress.adapters.checks.rotation import rotation
 from deltacompress.adapters.patterns import is_named
 from deltacompress.adapters.records import Change, Whole
@@ -29,7 +29,7 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
     if not any(one.matrices for one in brought.values()):
         raise ValueError(f"holds no {settings.kind} matrices")
     found = {module: _change(one, tensors, settings, base) for module, one in brought.items()}
-    _check_targets({module for module, one in brought.items() if one.matrices}, settings, base)
+    _check_targets({module for module, one in brought.items() if one.matrices}, settings, _called(found, base))
     _check_tokens(found, settings, tied=is_tied(base))
     return found
 
@@ -39,25 +39,30 @@ def half_note(
 ) -> str | None:
     """What to tell of a file that has nothing for some of what its config means; None: it has all.
 
-    modules: of the model, that can have matrices; biased: those that have a bias. Of an expression it is not known
-    which of them it means.
+    modules: of the model, that can have matrices; biased: those that have a bias. Which modules an expression means is
+    not known.
     """
-    known = not isinstance(settings.targets, str) and not settings.by_expression
-    if known:
+    named, told = not isinstance(settings.targets, str), list[str]()
+    if named:
         there = {name for name, one in changes.items() if any((one.low_rank, one.embedding, one.rotation, one.sparse))}
-        left_out = {one for one in modules if settings.is_empty(one) or settings.is_saved(one)}
-        meant = [one for one in modules if settings.is_target(one) and one not in left_out]
-        if lacking := [one for one in meant if one not in there]:
-            told = f"its file has nothing for {len(lacking)} of {len(meant)} modules that its config names"
-            return f"{told} ({lacking[0]} first): they are served as they are without it"
-    if settings.biases == "none" or (settings.biases == "targets" and not known):
-        return None
-    there = {name for name, one in changes.items() if one.whole is not None and one.whole.bias is not None}
-    meant = [one for one in biased if settings.biases == "all" or settings.is_target(one)]
-    if lacking := [one for one in meant if one not in there]:
-        told = f"its file has no bias for {len(lacking)} of {len(meant)} modules whose biases were trained"
-        return f"{told} ({lacking[0]} first): they keep those that they have without it"
-    return None
+        meant = [one for one in modules if settings.has_matrices(one)]
+        end = "they are served as they are without it"
+        told += _lacking(meant, there, "nothing for {} modules that its config names", end, settings)
+    if settings.biases == "all" or (settings.biases == "targets" and named):
+        there = {name for name, one in changes.items() if one.whole is not None and one.whole.bias is not None}
+        meant = [one for one in biased if settings.biases == "all" or settings.is_target(one)]
+        end = "they keep those that they have without it"
+        told += _lacking(meant, there, "no bias for {} modules whose biases were trained", end, settings)
+    return "; ".join(told) or None
+
+
+def _lacking(meant: Sequence[str], there: set[str], what: str, end: str, settings: AdapterConfig) -> list[str]:
+    lacking = [one for one in meant if one not in there]
+    if not lacking:
+        return []
+    unless = ", unless the expression of exclude_modules leaves them out" if settings.by_expression else ""
+    told = what.format(f"{len(lacking)} of {len(meant)}")
+    return [f"its file has {told} ({lacking[0]} first): {end}{unless}"]
 
 
 def check_saved(changes: Mapping[str, Change], settings: AdapterConfig, tensors: Iterable[str]) -> None:
@@ -81,6 +86,8 @@ def check_saved(changes: Mapping[str, Change], settings: AdapterConfig, tensors:
 
 def _change(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Shape]) -> Change:
     module = brought.module
+    if not brought.roles and not any(find(f"{module}.{part}", base) for part in ("weight", "bias")):
+        raise DoesNotFitError(f"module {module} is not in the base")  # of which there are copies
     if brought.matrices and not settings.is_target(module):
         raise ValueError(f"module {module} is not among target_modules")
     own = whole.whole(brought, tensors, settings, base)
@@ -130,18 +137,25 @@ def _rosa(brought: Brought, tensors: Tensors, settings: AdapterConfig, outputs: 
     return found
 
 
-def _check_targets(modules: set[str], settings: AdapterConfig, base: Iterable[str]) -> None:
-    """Every name of the list has matrices; or all that it means is left out of them, or they were left out of the file.
+def _called(found: Mapping[str, Change], base: Iterable[str]) -> list[str]:
+    """Modules of the base as the model calls them, of which the file has some: a checkpoint may leave out a prefix."""
+    own = ((one.module, one.tensor.rpartition(".")[0]) for one in found.values() if one.tensor)
+    prefix = next((module.removesuffix(name) for module, name in own if module.endswith(name)), "")
+    return [*(prefix + name.rpartition(".")[0] for name in base), HEAD]  # which may be called otherwise there, or tied
 
-    What an exclude_modules that is an expression leaves out is not known.
+
+def _check_targets(there: set[str], settings: AdapterConfig, modules: Sequence[str]) -> None:
+    """Every name of the list has matrices, unless all that it means is left out; an expression may leave out anything.
+
+    there: what has matrices; modules: of the model.
     """
-    if isinstance(settings.targets, str) or settings.by_expression:
+    if isinstance(settings.targets, str):
         return
     for target in settings.targets:
-        if any(is_named(module, (target,)) for module in modules):
+        if any(is_named(module, (target,)) for module in there):
             continue
-        meant = [module for module in (name.rpartition(".")[0] for name in base) if is_named(module, (target,))]
-        if not meant or any(map(settings.is_target, meant)):
+        meant = [module for module in modules if is_named(module, (target,))]
+        if not meant or (not settings.by_expression and any(map(settings.has_matrices, meant))):
             raise ValueError(f"has no matrices for its target module {target}")
 
 

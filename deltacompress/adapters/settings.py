@@ -84,9 +84,10 @@ class AdapterConfig:
             return False
         return self.layers is None or layer_of(module, self.lists) in self.layers
 
-    def is_empty(self, module: str) -> bool:
-        """Whether a module has no matrices though it is meant: of RoSA, where both its parts are of size 0."""
-        return self.kind == "rosa" and not self.rank_of(module) and not self.density_of(module)
+    def has_matrices(self, module: str) -> bool:
+        """As is_target, but for modules of RoSA both of whose parts are of size 0."""
+        empty = self.kind == "rosa" and not self.rank_of(module) and not self.density_of(module)
+        return self.is_target(module) and not empty
 
     def is_saved(self, module: str) -> bool:
         """Whether a module, or one that it is part of, is among modules_to_save, by the end of its name."""

@@ -4,7 +4,7 @@ What PEFT 0.21 saves, <module> being a module of the base, <whole> being `weight
 
     all     base_model.model.<module>.<whole>: in the place of the base's, for modules_to_save and trained biases;
             <module>.base_layer.<whole> where <module> has matrices too: `bias`, and `weight` of an embedding or head
-            (.token_adapter.base_layer.weight where it has rows of tokens);
+            (.token_adapter.base_layer.<whole> where it has rows of tokens);
             <module>.modules_to_save.<whole>, .original_module.<whole>: copies that a grown vocabulary or trained
             biases leave, the second of the base's; of a <part> of a module that is saved whole
             <module>.modules_to_save.<adapter's name>.<part>.<whole>, .original_module.<part>.<whole>
@@ -50,6 +50,7 @@ _OF_ALL = {
     "base_layer.weight": "weight beside",
     "token_adapter.base_layer.weight": "weight beside",
     "base_layer.bias": "bias beside",
+    "token_adapter.base_layer.bias": "bias beside",
     "weight": "weight",
     "bias": "bias",
 }

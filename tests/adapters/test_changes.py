@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from adapters.made import AT, BASE, LORA, Q, config, lora, numbers, write
+from adapters.made import AT, BASE, LORA, ROSA, Q, config, lora, numbers, rosa, write
 from blake3 import blake3
 from numpy.typing import NDArray
 
@@ -283,12 +283,14 @@ def test_half_a_file_is_told(tmp_path: Path) -> None:
     told = f"nothing for 1 of 2 modules that its config names ({second} first): they are served as they are without it"
     assert (note("half", LORA, lora()) or "").endswith(told)
     assert note("whole", LORA, lora() | lora(second)) is None
-    assert (note("bias", LORA | {"bias": "all"}, lora() | {f"{AT}{second}.bias": numbers(4)}) or "").endswith(told)
+    both = note("bias", LORA | {"bias": "all"}, lora() | {f"{AT}{second}.bias": numbers(4)}) or ""
+    assert f"{told}; its file has no bias for 2 of 3 modules" in both
+    unless = ", unless the expression of exclude_modules leaves them out"
+    assert (note("expression", LORA | {"exclude_modules": ".*layers.1.*"}, lora()) or "").endswith(told + unless)
     fields: list[dict[str, Any]] = [
         {"target_modules": ".*q_proj"},
         {"layers_to_transform": [0]},
         {"exclude_modules": [second]},
-        {"exclude_modules": ".*layers.1.*"},
     ]
     for k, one in enumerate(fields):
         assert note(str(k), LORA | one, lora()) is None
@@ -319,7 +321,7 @@ def test_half_a_file_is_told(tmp_path: Path) -> None:
     saved = LORA | {"bias": "all", "modules_to_save": ["norm"]}
     whole = biases(Q, second) | {f"{AT}model.norm.weight": numbers(8)}  # without its bias
     assert note("saved", saved, whole) == told.format(1, 3, "model.norm")
-    assert note("expression", LORA | {"bias": "lora_only", "target_modules": ".*q_proj"}, biases()) is None
+    assert note("targets", LORA | {"bias": "lora_only", "target_modules": ".*q_proj"}, biases()) is None
     assert parse_settings(LORA | {"peft_type": "ROSA", "bias": "rosa_only"}, "c").biases == "none"
 
 
@@ -338,11 +340,66 @@ def test_a_target_that_is_left_out_everywhere(tmp_path: Path, left_out: dict[str
     assert opened(tmp_path / "a", both | left_out, lora()).changes.keys() == {Q}
     with pytest.raises(CheckpointError, match="has no matrices for its target module embed_tokens"):
         opened(tmp_path / "b", both, lora())
+    with pytest.raises(CheckpointError, match="has no matrices for its target module nothing"):
+        opened(tmp_path / "c", both | left_out | {"target_modules": ["q_proj", "nothing"]}, lora())
+
+
+@pytest.mark.parametrize("called", [None, "embed_out.weight"])
+def test_a_head_that_is_left_out_by_the_name_that_the_model_has_for_it(tmp_path: Path, called: str | None) -> None:
+    """called: in the checkpoint; None: tied."""
+    base = {name: shape for name, shape in BASE.items() if name != "lm_head.weight"}
+    base |= {} if called is None else {called: BASE["lm_head.weight"]}
+    both = LORA | {"target_modules": ["q_proj", "lm_head"]}
+    for k, left_out in enumerate(({"exclude_modules": ["lm_head"]}, {"modules_to_save": ["lm_head"]})):
+        assert opened(tmp_path / str(k), both | left_out, lora(), base).changes.keys() == {Q}
+    with pytest.raises(CheckpointError, match="has no matrices for its target module lm_head"):
+        opened(tmp_path / "c", both, lora(), base)
+
+
+def test_what_is_left_out_of_a_base_without_prefixes(tmp_path: Path) -> None:
+    """Names of the config, and numbers of layers, are those of the model."""
+    base = {name.removeprefix("model."): shape for name, shape in BASE.items()}
+    base |= {f"layers.{k}.self_attn.v_proj.weight": (4, 8) for k in (0, 1)}
+    both = LORA | {"target_modules": ["q_proj", "v_proj"]}
+    every = [f"model.layers.{k}.self_attn.v_proj" for k in (0, 1)]
+    assert opened(tmp_path / "a", both | {"exclude_modules": every}, lora(), base).changes.keys() == {Q}
+    for k, some in enumerate(({"exclude_modules": every[:1]}, {"layers_to_transform": [0]})):
+        with pytest.raises(CheckpointError, match="has no matrices for its target module v_proj"):
+            opened(tmp_path / f"b{k}", both | some, lora(), base)
+
+
+def test_a_target_of_rosa_that_is_empty(tmp_path: Path) -> None:
+    empty = {"rank_pattern": {"lm_head": 0}, "density_pattern": {"lm_head": 0}}
+    both = ROSA | {"target_modules": ["q_proj", "lm_head"]}
+    file = rosa([(k % 4, k) for k in range(8)])
+    assert opened(tmp_path / "a", both | empty, file).changes.keys() == {Q}
+    with pytest.raises(CheckpointError, match="has no matrices for its target module lm_head"):
+        opened(tmp_path / "b", both, file)
+
+
+def test_copies_of_what_the_base_does_not_have(tmp_path: Path) -> None:
+    odd = {f"{AT}model.other.original_module.part.weight": numbers(3, 3)}
+    with pytest.raises(BaseMismatchError, match=r"module model\.other\.part is not in the base"):
+        opened(tmp_path, LORA, lora() | odd)
+
+
+def test_a_bias_beside_rows_of_tokens(tmp_path: Path) -> None:
+    """PEFT's name for it, where all biases were trained."""
+    at = f"{HEAD}.token_adapter"
+    file = lora() | {f"{at}.trainable_tokens_delta": numbers(1, 8), f"{at}.base_layer.bias": numbers(12)}
+    settings = LORA | {"bias": "all", "trainable_token_indices": {"lm_head": [3]}}
+    change = opened(tmp_path, settings, file, BASE | {"lm_head.bias": (12,)}).changes["lm_head"]
+    assert (change.whole, change.rows) == (
+        Whole(bias=f"{at}.base_layer.bias"),
+        TokenRows((3,), f"{at}.trainable_tokens_delta"),
+    )
 
 
 def test_tokens_of_a_tied_head_are_those_of_the_embedding(tmp_path: Path) -> None:
     tied = {name: shape for name, shape in BASE.items() if name != "lm_head.weight"}
-    for k, (base, of_head, fits) in enumerate([(tied, [1, 5], True), (tied, [1, 6], False), (BASE, [1, 5], False)]):
+    neox = tied | {"embed_out.weight": BASE["lm_head.weight"]}
+    cases = [(tied, [1, 5], True), (tied, [1, 6], False), (BASE, [1, 5], False), (neox, [1, 5], False)]
+    for k, (base, of_head, fits) in enumerate(cases):
         both = LORA | {"trainable_token_indices": {"embed_tokens": [1, 5], "lm_head": of_head}}
         with nullcontext() if fits else pytest.raises(CheckpointError, match="names lm_head, of which 0 are in the"):
             opened(tmp_path / str(k), both, lora() | rows(), base)
@@ -353,10 +410,16 @@ def test_what_fits_and_is_not_read(tmp_path: Path) -> None:
     told = "is an expert's, whose matrices are one parameter in the model; merge it"
     with pytest.raises(CheckpointError, match=told):
         opened(tmp_path / "a", LORA | {"target_modules": ["up_proj"]}, lora(up), BASE | {f"{up}.weight": (4, 8)})
+    dense = {name: shape for name, shape in BASE.items() if "experts" not in name}
+    with pytest.raises(BaseMismatchError, match="is not in the base"):
+        opened(tmp_path / "dense", LORA | {"target_modules": ["up_proj"]}, lora(up), dense)
     base = BASE | {"lm_head.bias": (12,)}
     grown = lora() | {f"{HEAD}.weight": numbers(15, 8), f"{HEAD}.bias": numbers(15)}
-    with pytest.raises(CheckpointError, match="module lm_head: its bias has grown with the vocabulary, which is not"):
-        opened(tmp_path / "b", SAVED, grown, base)
+    for k, rows in enumerate((15, 12)):
+        with pytest.raises(
+            CheckpointError, match="module lm_head: a bias beside rows that the vocabulary has grown by"
+        ):
+            opened(tmp_path / f"b{k}", SAVED, grown | {f"{HEAD}.bias": numbers(rows)}, base)
     with pytest.raises(BaseMismatchError, match=r"bias has shape \[15\], the base needs \[12\]"):
         opened(tmp_path / "c", SAVED, grown | {f"{HEAD}.weight": numbers(12, 8)}, base)
     with pytest.raises(BaseMismatchError, match=r"tensor lm_head\.bias is not in the base"):

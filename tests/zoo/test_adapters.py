@@ -74,8 +74,15 @@ def test_an_adapter_comes_back_byte_for_byte(tmp_path: Path, zoo: Zoo, kind: str
     assert zoo.verify().ok
 
 
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        ("", "its adapter_digest is not that of its files"),
+        ("adapter_model.safetensors", "not the files of an adapter: no adapter_model.safetensors"),
+    ],
+)
 def test_an_entry_whose_digest_is_that_of_other_files(
-    tmp_path: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, lost: str, told: str
 ) -> None:
     """Reports would be taken for another adapter's."""
     source, described = write_adapter(tmp_path / "adapter"), linking.describe_adapter
@@ -83,11 +90,13 @@ def test_an_entry_whose_digest_is_that_of_other_files(
     def forged(*arguments: Any) -> Described:
         made = described(*arguments)
         summary = dict(made.entry.summary) | {"adapter_digest": "0" * 64}
-        return Described(made.entry.model_copy(update={"summary": summary}), made.blobs)
+        layers = tuple(one for one in made.entry.layers if one.annotations["file"] != lost)
+        blobs = [one for one in made.blobs if one.digest in {layer.digest for layer in layers}]
+        return Described(made.entry.model_copy(update={"summary": summary, "layers": layers}), blobs)
 
     monkeypatch.setattr(linking, "describe_adapter", forged)
     linking.add(zoo, source, "team/tuned")
-    with pytest.raises(DamagedRecordError, match="team/tuned@1: its adapter_digest is not that of its files"):
+    with pytest.raises(DamagedRecordError, match=f"team/tuned@1: {told}"):
         zoo.pull("team/tuned", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -19,7 +19,7 @@ class DoesNotFitError(ValueError):
 
 
 class NotReadError(ValueError):
-    """What it brings fits, and is of no kind that is read here."""
+    """What it brings is of no kind that is read here, whatever the base."""
 
 
 def is_table(module: str) -> bool:
@@ -37,7 +37,7 @@ def find(name: str, base: Mapping[str, Shape]) -> str | None:
 
 
 def is_tied(base: Mapping[str, Shape]) -> bool:
-    """Whether the head has no weight of its own in the checkpoint."""
+    """Whether the head has no weight of its own in the checkpoint; one that is stored beside its equal has."""
     return _own(f"{HEAD}.weight", base) is None
 
 
@@ -58,7 +58,7 @@ def weight_of(module: str, base: Mapping[str, Shape]) -> str:
         DoesNotFitError: there is none, or it is no matrix of its own.
     """
     found = find(f"{module}.weight", base)
-    if "experts" in module.split("."):
+    if "experts" in module.split(".") and any("experts" in name.split(".") for name in base):
         raise NotReadError(f"module {module} is an expert's, whose matrices are one parameter in the model")
     if found is None:
         raise DoesNotFitError(f"module {module} is not in the base")

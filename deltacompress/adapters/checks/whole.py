@@ -24,7 +24,9 @@ def whole(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Map
     for plain, beside in (("weight", "weight beside"), ("bias", "bias beside")):
         if plain in roles and beside in roles:
             raise ValueError(f"tensors {roles[plain]} and {roles[beside]} are both the {plain} of {module}")
-        if beside in roles and not (brought.matrices or (plain == "weight" and "rows" in roles)):
+        # a bias also where the rows are of the table that this one is tied to
+        of_tokens = "rows" in roles or (plain == "bias" and is_table(module) and settings.tokens)
+        if beside in roles and not (brought.matrices or of_tokens):
             raise ValueError(f"tensor {roles[beside]} is whole, but {module} has no matrices")
     for part in ("weight", "bias"):
         copy, own = roles.get(f"copy of the {part}"), roles.get(part)
@@ -42,9 +44,10 @@ def whole(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Map
             raise ValueError(f"tensor {weight} is whole, but {module} has matrices or rows too")
         _fits(module, "weight", tensors[weight], base, grows=table)
     if bias is not None:
-        there = base.get(find(f"{module}.bias", base) or "", ())
-        if there and weight and is_table(module) and there < tensors[bias].shape == tensors[weight].shape[:1]:
-            raise NotReadError(f"module {module}: its bias has grown with the vocabulary, which is not read here")
+        if weight is not None and tensors[weight].shape > base[find(f"{module}.weight", base) or ""]:
+            what = "a bias beside rows that the vocabulary has grown by, which is not read here"
+            if find(f"{module}.bias", base) is not None:
+                raise NotReadError(f"module {module}: {what}")
         _fits(module, "bias", tensors[bias], base, grows=False)
     return None if weight is None and bias is None else Whole(weight, bias)
 

@@ -274,11 +274,11 @@ class AdapterVariant(Variant):
         rows = {role: self.vocabulary(path) for path, role in tables}
         of_tokens = [*self._tied_rows, *(path for path, change in self._weights.items() if change.rows is not None)]
         for path in of_tokens:
-            if self._base.roles[path] == "head" and path.removesuffix("weight") + "bias" in self._base.roles:
+            if path.removesuffix("weight") + "bias" in self._base.roles:  # a head: no embedding has one
                 raise UnsupportedModelError(
                     f"the adapter has rows of tokens for {path}, without whose bias PEFT then computes the logits",
                     where=self.adapter.weights,
-                    way_out="save the head whole (modules_to_save), or keep it with PEFT",
+                    way_out="save embedding and head whole (modules_to_save), or keep it with PEFT",
                 )
         head, embedding = rows.get("head", 0), rows.get("embedding", 0)
         if head > embedding:

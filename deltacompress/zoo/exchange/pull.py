@@ -63,15 +63,26 @@ def pull(store: Store, found: Resolved, entry: EntryManifest, out: Path, reporte
         if entry.kind == "delta":
             with _told(work / MANIFEST):
                 _write(store, found, work / MANIFEST, iter((raw,)))
-        said = entry.summary.get(IDENTITY)  # none in an entry from before digests were of BLAKE3s
-        if said is not None and said != digest_in(work):
-            raise DamagedRecordError(f"its {IDENTITY} is not that of its files", where=found)
+        if entry.kind == "adapter":
+            _check_digest(found, entry, work)
         _check_free(out)
         with _told(out):
             sync_directory(str(work))
             again(osfs.rename, str(work), str(out))
             sync_directory(str(out.parent))
     return out
+
+
+def _check_digest(found: Resolved, entry: EntryManifest, work: Path) -> None:
+    said = entry.summary.get(IDENTITY)
+    if said is None:  # as in entries from before digests were of BLAKE3s
+        return
+    try:
+        known = digest_in(work)
+    except CheckpointError as error:
+        raise DamagedRecordError(f"not the files of an adapter: {error.what}", where=found) from error
+    if said != known:
+        raise DamagedRecordError(f"its {IDENTITY} is not that of its files", where=found)
 
 
 def _manifest(store: Store, found: Resolved, entry: EntryManifest) -> tuple[bytes, Manifest]:

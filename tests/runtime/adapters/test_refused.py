@@ -267,12 +267,27 @@ def test_modules_by_names_of_another_model(family: Family, runtime: Runtime, tmp
         runtime.load(path, "a")
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_rows_of_tokens_of_a_head_with_a_bias(make_pair: Callable[..., Pair], tmp_path: Path, tied: bool) -> None:
+def test_a_file_that_lacks_a_bias_is_told_as_that(make_pair: Callable[..., Pair], tmp_path: Path) -> None:
+    base = make_pair("qwen2").base
+    whole = peft_models.write(base, tmp_path / "whole", "Lora", r=2, target_modules=["q_proj"], bias="all")
+    path, lost = shutil.copytree(whole, tmp_path / "half"), "model.layers.1.self_attn.k_proj"
+    peft_models.change(path, lambda tensors: {name: one for name, one in tensors.items() if lost not in name})
+    runtime = Runtime.from_base(base)
+    for one in (whole, path):
+        runtime.load(one)
+    told = f"its file has no bias for 1 of 6 modules whose biases were trained ({lost} first)"
+    assert [told in note for note in runtime.notes if "adapter" in note] == [False, True]
+
+
+@pytest.mark.parametrize(("tied", "more"), [(False, {}), (True, {}), (True, {"bias": "all"}), (False, {"bias": "all"})])
+def test_rows_of_tokens_of_a_head_with_a_bias(
+    make_pair: Callable[..., Pair], tmp_path: Path, tied: bool, more: dict[str, Any]
+) -> None:
     """PEFT computes the logits without the bias then, of all tokens."""
     base = make_pair("phi", tie_word_embeddings=tied).base
     rows = {"embed_tokens" if tied else "lm_head": [3]}
-    path = peft_models.write(base, tmp_path / "a", "Lora", r=2, target_modules=["q_proj"], trainable_token_indices=rows)
+    config = {"r": 2, "target_modules": ["q_proj"], "trainable_token_indices": rows} | more
+    path = peft_models.write(base, tmp_path / "a", "Lora", **config)
     with pytest.raises(UnsupportedModelError, match=r"rows of tokens for lm_head\.weight, without whose bias PEFT"):
         Runtime.from_base(base).load(path, "a")
 
