@@ -50,7 +50,7 @@ _OF_ALL = {
     "base_layer.weight": "weight beside",
     "token_adapter.base_layer.weight": "weight beside",
     "base_layer.bias": "bias beside",
-    "token_adapter.base_layer.bias": "bias beside",
+    "token_adapter.base_layer.bias": "bias",
     "weight": "weight",
     "bias": "bias",
 }

@@ -24,9 +24,7 @@ def whole(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Map
     for plain, beside in (("weight", "weight beside"), ("bias", "bias beside")):
         if plain in roles and beside in roles:
             raise ValueError(f"tensors {roles[plain]} and {roles[beside]} are both the {plain} of {module}")
-        # a bias also where the rows are of the table that this one is tied to
-        of_tokens = "rows" in roles or (plain == "bias" and is_table(module) and settings.tokens)
-        if beside in roles and not (brought.matrices or of_tokens):
+        if beside in roles and not (brought.matrices or (plain == "weight" and "rows" in roles)):
             raise ValueError(f"tensor {roles[beside]} is whole, but {module} has no matrices")
     for part in ("weight", "bias"):
         copy, own = roles.get(f"copy of the {part}"), roles.get(part)
