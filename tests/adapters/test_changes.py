@@ -405,6 +405,14 @@ def test_tokens_of_a_tied_head_are_those_of_the_embedding(tmp_path: Path) -> Non
             opened(tmp_path / str(k), both, lora() | rows(), base)
 
 
+def test_a_table_beside_rows_of_another(tmp_path: Path) -> None:
+    """PEFT writes it where a tied head is saved whole beside tokens of the embedding, and cannot read it."""
+    settings = LORA | {"trainable_token_indices": {"embed_tokens": [1, 5]}, "modules_to_save": ["lm_head"]}
+    file = lora() | rows() | {f"{HEAD}.token_adapter.base_layer.weight": numbers(12, 8)}
+    with pytest.raises(CheckpointError, match="is whole, but lm_head has no matrices"):
+        opened(tmp_path, settings, file)
+
+
 def test_what_fits_and_is_not_read(tmp_path: Path) -> None:
     up = "model.layers.0.mlp.experts.0.up_proj"
     told = "is an expert's, whose matrices are one parameter in the model; merge it"
