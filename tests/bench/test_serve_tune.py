@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deltacompress.bench.serve import tune
+from deltacompress.bench.serve import check, tune
 from deltacompress.bench.serve.capacity import OVERHEAD_BYTES, Fixed
 from deltacompress.bench.simulate.sweep import Choice, Problem
 from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY, delta_bytes, write_base, write_delta
@@ -23,6 +23,7 @@ SHORT = ["--device", "cpu", "--scale", "0.03", "--rate", "25", "--seconds", "1",
 def test_tuned_and_served(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulator asks for one more run, of its choice; one of both is kept, and can be served with."""
     monkeypatch.setattr(Problem, "climbed", lambda _self, start: Choice(2, 8, 128))
+    monkeypatch.setattr(check, "FEWEST", 5)  # a loaded machine takes few steps in a second
     path = tmp_path / "p.json"
     assert main(["bench", "serve", "--tune", *SHORT, "--slots", "1", "--profile-out", str(path)]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -76,6 +77,7 @@ def test_no_more_runs_than_are_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Problem, "climbed", lambda _self, start: Choice(start.slots, start.rows + 1, 64))
+    monkeypatch.setattr(check, "FEWEST", 5)  # a loaded machine takes few steps in a second
     monkeypatch.setattr(tune, "__version__", "0.0.9")
     path = tmp_path / "p.json"
     assert main(["bench", "serve", "--tune", *SHORT, "--runs", "2", "--profile-out", str(path)]) == 0
