@@ -138,7 +138,7 @@ def _rosa(brought: Brought, tensors: Tensors, settings: AdapterConfig, outputs: 
 
 
 def _called(found: Mapping[str, Change], base: Iterable[str]) -> list[str]:
-    """Modules of the base as the model calls them, of which the file has some: a checkpoint may leave out a prefix."""
+    """Modules of the base as the model calls them: the file's tell the prefix that a checkpoint may leave out."""
     own = ((one.module, one.tensor.rpartition(".")[0]) for one in found.values() if one.tensor)
     prefix = next((module.removesuffix(name) for module, name in own if module.endswith(name)), "")
     return [*(prefix + name.rpartition(".")[0] for name in base), HEAD]  # which may be called otherwise there, or tied

@@ -271,7 +271,7 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
 
 
 def test_half_a_file_is_told(tmp_path: Path) -> None:
-    """Two layers have q; nothing is told of expressions, nor of what the config leaves out."""
+    """Two layers have q; nothing is told of targets by expression, nor of what the config leaves out."""
     second = "model.layers.1.self_attn.q_proj"
     base, modules = BASE | {f"{second}.weight": (4, 8), f"{second}.bias": (4,)}, [Q, second, "lm_head"]
     biased = [Q, second, "model.norm"]

@@ -101,9 +101,10 @@ def test_whole_tensors_and_rows_are_looked_at_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_piece")
-def test_copies_are_copies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", [{"weight": (12, 8), "bias": (12,)}, {"weight": (13, 8)}])
+def test_copies_are_copies(tmp_path: Path, sizes: dict[str, tuple[int, ...]]) -> None:
+    """The second is of a vocabulary that has grown."""
     base, settings = BASE | {"lm_head.bias": (12,)}, LORA | {"modules_to_save": ["lm_head"], "bias": "all"}
-    sizes: dict[str, tuple[int, ...]] = {"weight": (12, 8), "bias": (12,)}
     for part in sizes:
         kept = ("", "modules_to_save.")
         head = {f"{AT}lm_head.{one}{name}": numbers(*size) for one in kept for name, size in sizes.items()}

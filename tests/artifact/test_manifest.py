@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from manifests import HASH, PART, canonical, plain, record, sealed
 
-from deltacompress.artifact.manifest import parse_manifest, read_manifest
+from deltacompress.artifact.manifest import digest_told, parse_manifest, read_manifest
 from deltacompress.artifact.records import Manifest
 from deltacompress.checkpoints.names import is_tensor_name
 from deltacompress.errors import (
@@ -31,6 +31,15 @@ def test_the_file_is_canonical_and_names_itself() -> None:
     assert manifest.to_bytes() == sealed(plain())
     assert manifest.digest == hashlib.sha256(canonical(plain())).hexdigest()
     assert parse_manifest(manifest.to_bytes(), "m") == manifest
+
+
+def test_its_digest_is_told_whatever_else_is_called_so() -> None:
+    """Names that hold the key, and keys of mappings that sort behind it."""
+    odd = 'a","digest":"b'
+    data = plain(recipe={"name": odd, "digest": HASH}, tools={"digest": HASH})
+    data["base"] = data["base"] | {"name": odd}
+    raw = sealed(data)
+    assert digest_told(raw) == parse_manifest(raw, "m").digest
 
 
 @given(

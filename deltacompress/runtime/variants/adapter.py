@@ -240,6 +240,12 @@ class AdapterVariant(Variant):
     def _check_places(self) -> None:
         """Make sure that there is a place for all of it."""
         for path in (*self._weights, *self._biases):
+            if path not in self._base.layout.places:
+                raise UnsupportedModelError(
+                    f"the adapter changes {path}, and nothing in the model is called so",
+                    where=self.adapter.weights,
+                    way_out="train it on the whole model (AutoModelForCausalLM), with as new a transformers as is here",
+                )
             role, change = self._base.roles.get(path), self._weights.get(path)
             fits = role is not None
             if change is not None and fits:
@@ -248,12 +254,6 @@ class AdapterVariant(Variant):
                     change.embedding is not None and role != "embedding"
                 )
                 fits = fits and not (change.rows is not None and role not in ("embedding", "head"))
-            if path not in self._base.layout.places:
-                raise UnsupportedModelError(
-                    f"the adapter changes {path}, and nothing in the model is called so",
-                    where=self.adapter.weights,
-                    way_out="train it on the whole model (AutoModelForCausalLM), with as new a transformers as is here",
-                )
             if not fits:
                 raise UnsupportedModelError(
                     f"the adapter changes {path}, where the runtime has no place for it",
