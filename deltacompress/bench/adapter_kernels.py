@@ -35,6 +35,11 @@ GPU_SHAPES = (
     Shape("low rank", 64, 4096, 4096, 96, 384),
     Shape("low rank", 64, 4096, 4096, 4, 2048),
     Shape("low rank", 64, 4096, 4096, 4, 2048, linears=3),
+    Shape("product and low rank", 64, 4096, 4096, 4, 2048),
+    Shape("product and low rank", 16, 4096, 4096, 4, 2048),
+    Shape("product and low rank", 64, 4096, 4096, 4, 2048, linears=3),
+    Shape("product and low rank", 64, 4096, 4096, 7, 2065),
+    Shape("product and low rank", 16, 4096, 4096, 8, 8192, linears=3),
     Shape("rotate", 64, 4096, 4096, 1, 1),
     Shape("rotate", 4, 4096, 4096, 96, 96),
     Shape("rotate", 16, 4096, 4096, 96, 96),
@@ -59,6 +64,7 @@ GPU_SHAPES = (
 CPU_SHAPES = (
     Shape("low rank", 16, 512, 512, 4, 4),
     Shape("low rank", 16, 512, 512, 4, 64, linears=3),
+    Shape("product and low rank", 16, 512, 512, 4, 64),
     Shape("rotate", 16, 512, 512, 4, 4),
     Shape("rotate", 4, 512, 512, 4, 64, linears=3),
     Shape("sparse rows", 5, 512, 512, 4, 4),
@@ -143,9 +149,13 @@ def _measure(
         "rows": shape.rows,
         **kernel_times(made.nbytes, 1, times, bandwidth),
     }
-    if kernels.device.type == "cuda":
+    on_gpu = kernels.device.type == "cuda"
+    if on_gpu:
         row["graph_us"] = median(clock(_graph_of(made.kernel)))
-    row["baselines"] = {name: median(clock(work)) for name, work in made.baselines.items()}
+    rivals = {name: _graph_of(work) if on_gpu else work for name, work in made.baselines.items()}
+    row["baselines"] = {name: median(clock(work)) for name, work in rivals.items()}
+    if "product" in rivals:
+        row["over_product"] = row.get("graph_us", row["us"]) / row["baselines"]["product"]
     return row
 
 

@@ -31,7 +31,7 @@ class Shape:
     sparse delta; of no meaning for scales. stride: between the runs of a rotation's blocks, which have 16 at most.
     """
 
-    op: Literal["low rank", "rotate", "sparse rows", "scale"]
+    op: Literal["low rank", "product and low rank", "rotate", "sparse rows", "scale"]
     size: int
     columns: int
     out: int
@@ -51,18 +51,35 @@ class Work:
     baselines: dict[str, Run]
 
 
+@dataclass(frozen=True, slots=True)
+class _Low:
+    """A [variants, linears, rank, in], B^T [variants, linears, rank, out] and tables of them, one for each linear."""
+
+    down: Tensor
+    up: Tensor
+    tables: list[LowRankTable]
+
+    @classmethod
+    def of(cls, device: torch.device, shape: Shape, dtype: torch.dtype) -> _Low:
+        """A and B of one order of magnitude, other ones for each slot; all of one rank, as bmm needs them."""
+        down = _random(device, dtype, shape.variants, shape.linears, shape.size, shape.columns)
+        up = _random(device, dtype, shape.variants, shape.linears, shape.size, shape.out)
+        tables = [LowRankTable(shape.variants, shape.out, shape.columns, device, dtype) for _ in range(shape.linears)]
+        for slot, linear in product(range(shape.variants), range(shape.linears)):
+            tables[linear].set(slot, down[slot, linear], up[slot, linear], 2.0)
+        return cls(down, up, tables)
+
+    @property
+    def nbytes(self) -> int:
+        return self.down.nbytes + self.up.nbytes
+
+
 def _low_rank(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: torch.dtype) -> Work:
-    """A and B of one order of magnitude, other ones for each slot; all of one rank, as bmm needs them."""
-    device, variants, linears = kernels.device, shape.variants, shape.linears
-    down = _random(device, dtype, variants, linears, shape.size, shape.columns)
-    up = _random(device, dtype, variants, linears, shape.size, shape.out)
-    tables = [LowRankTable(variants, shape.out, shape.columns, device, dtype) for _ in range(linears)]
-    for slot in range(variants):
-        for linear, table in enumerate(tables):
-            table.set(slot, down[slot, linear], up[slot, linear], 2.0)
+    device, variants, low = kernels.device, shape.variants, _Low.of(kernels.device, shape, dtype)
+    down, up = low.down, low.up
     x = _random(device, dtype, shape.rows, shape.columns)
-    y = _random(device, dtype, shape.rows, linears * shape.out)
-    parts = [y[:, i * shape.out : (i + 1) * shape.out] for i in range(linears)]
+    y = _random(device, dtype, shape.rows, shape.linears * shape.out)
+    parts = y.split(shape.out, 1)
 
     def loop() -> None:
         for start, stop, slot in segments.runs():
@@ -75,8 +92,30 @@ def _low_rank(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: 
             product = torch.bmm(torch.bmm(rows, down[:, i].transpose(1, 2)), up[:, i])
             part.add_(product.view(shape.rows, shape.out), alpha=2.0)
 
-    moved = down.nbytes + up.nbytes + x.nbytes + 2 * y.nbytes
-    return Work(lambda: kernels.add_low_rank(x, y, segments, tables), y, moved, {"loop": loop, "bmm": stacked})
+    moved = low.nbytes + x.nbytes + 2 * y.nbytes
+    return Work(lambda: kernels.add_low_rank(x, y, segments, low.tables), y, moved, {"loop": loop, "bmm": stacked})
+
+
+def _with_product(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: torch.dtype) -> Work:
+    """A base's product and low rank as the runtime has them; beside it the product alone, and each in its own pass."""
+    device, low = kernels.device, _Low.of(kernels.device, shape, dtype)
+    x = _random(device, dtype, shape.rows, shape.columns)
+    weight = _random(device, dtype, shape.linears * shape.out, shape.columns)
+    y = torch.empty(shape.rows, shape.linears * shape.out, dtype=dtype, device=device)
+
+    def alone() -> None:
+        torch.mm(x, weight.T, out=y)
+
+    def apart() -> None:
+        alone()
+        kernels.add_low_rank(x, y, segments, low.tables)
+
+    def at_once() -> None:
+        if kernels.low_rank_linear(x, weight, None, segments, low.tables) is None:
+            apart()
+
+    moved = low.nbytes + x.nbytes + weight.nbytes + y.nbytes
+    return Work(at_once, y, moved, {"product": alone, "apart": apart})
 
 
 def _rotate(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: torch.dtype) -> Work:
@@ -158,6 +197,7 @@ def _scale(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: tor
 
 MAKERS: dict[str, Callable[[AdapterKernels, Shape, Segments, torch.dtype], Work]] = {
     "low rank": _low_rank,
+    "product and low rank": _with_product,
     "rotate": _rotate,
     "sparse rows": _sparse_rows,
     "scale": _scale,

@@ -34,6 +34,8 @@ def slow_clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 SHAPES = {
     # A [4, 32] and B [4, 16] of 3 slots in 2 linears; x, y read, y written
     Shape("low rank", 4, 32, 16, 3, 6, linears=2): 4 * (3 * 2 * 4 * (32 + 16) + 6 * 32 + 2 * 6 * 2 * 16),
+    # A and B; x, W, y written
+    Shape("product and low rank", 4, 32, 16, 3, 6, linears=2): 4 * (3 * 2 * 4 * (32 + 16) + 6 * 32 + 32 * 32 + 6 * 32),
     # blocks of 3 slots; x; out
     Shape("rotate", 8, 32, 32, 3, 6): 4 * (3 * 32 * 8 + 2 * 6 * 32),
     Shape("rotate", 8, 32, 32, 3, 6, stride=2): 4 * (3 * 32 * 8 + 2 * 6 * 32),
@@ -58,7 +60,9 @@ def test_the_figures_of_a_known_clock(slow_clock: list[int], shape: Shape) -> No
     assert (row["us"], row["share_of_copy_bandwidth"]) == (2, pytest.approx(row["floor_us"] / 2))
     told = (shape.op, shape.size, shape.columns, shape.out, shape.linears, shape.stride, shape.variants, shape.rows)
     assert tuple(row[name] for name in ("op", "size", "in", "out", "linears", "stride", "variants", "rows")) == told
-    assert row["baselines"] == {"loop": 3, "bmm": 4}
+    joined = shape.op == "product and low rank"
+    assert row["baselines"] == ({"product": 3, "apart": 4} if joined else {"loop": 3, "bmm": 4})
+    assert row.get("over_product") == (pytest.approx(2 / 3) if joined else None)
     assert "graph_us" not in row
 
 
@@ -68,13 +72,13 @@ def test_all_that_is_timed_gives_the_same(shape: Shape) -> None:
     kernels, segments = get_adapter_kernels("reference", "cpu"), Segments.build([0, 2, 4, 6], range(3), "cpu")
     make = adapter_work.MAKERS[shape.op]
     results: list[Tensor] = []
-    for which in ("kernel", "loop", "bmm"):
+    for which in ("kernel", "apart") if shape.op == "product and low rank" else ("kernel", "loop", "bmm"):
         torch.manual_seed(0)
         made = make(kernels, shape, segments, torch.float32)
         (made.kernel if which == "kernel" else made.baselines[which])()
         results.append(made.result)
-    torch.testing.assert_close(results[1], results[0])
-    torch.testing.assert_close(results[2], results[0])
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0])
 
 
 def test_the_verb_prints_the_json(slow_clock: list[int], capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,11 @@ from kernels.test_sparse_rows import make_sparse
 
 from deltacompress.kernels import Segments
 from deltacompress.kernels.adapters import ScaleTable
-from deltacompress.kernels.triton import lowrank_kernel, scale_kernel, sparse_rows_kernel
+from deltacompress.kernels.triton import scale_kernel, sparse_rows_kernel
 from deltacompress.kernels.triton.adapters import TritonAdapters
+from deltacompress.kernels.triton.lowrank import passes_kernel
 
-KERNELS = [(lowrank_kernel, "shrink"), (lowrank_kernel, "expand"), (sparse_rows_kernel, "add"), (scale_kernel, "scale")]
+KERNELS = [(passes_kernel, "shrink"), (passes_kernel, "expand"), (sparse_rows_kernel, "add"), (scale_kernel, "scale")]
 LENGTHS = (65, 200, 500, 1024)
 """Rows of runs: tiles of many rows, more than one of them, so many that alignment differs."""
 SPARSE = (17, 62, 63, 64)

@@ -45,6 +45,19 @@ class AdapterKernels(ABC):
             InputError: sizes, dtypes or strides that do not fit.
         """
 
+    def low_rank_linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, segments: Segments, tables: Sequence[LowRankTable]
+    ) -> Tensor | None:
+        """x W^T + bias with what `add_low_rank` adds to it, in one launch; None where that is not done or not faster.
+
+        x [N, in]; weight [sum of out_features, in], of the linears side by side, bias as long or None. Returns
+        [N, sum of out_features], of which all rows are computed; x A^T is rounded to the dtype, and the sum once.
+
+        Raises:
+            InputError: sizes that do not fit.
+        """
+        return None
+
     @abstractmethod
     def rotate(self, x: Tensor, out: Tensor, segments: Segments, tables: Sequence[RotationTable]) -> None:
         """out[i, rows] = x[rows] R_s for rows of slots with a rotation in table i, x[rows] for all others.

@@ -23,6 +23,8 @@ from deltacompress.kernels.adapters.rotate import RotationTable, check_rotation
 from deltacompress.kernels.adapters.scale import ScaleTable
 from deltacompress.kernels.adapters.sparse_rows import SparseRowsTable, dense
 from deltacompress.kernels.segments import Segments
+from deltacompress.kernels.triton.dtypes import triton_type
+from deltacompress.kernels.triton.lowrank.linear import LowRankLinear, helpers_for, takes, thin_products
 from deltacompress.kernels.triton.sbmm import interpreted
 
 
@@ -50,7 +52,7 @@ class _LowRankTiles:
 
 
 LOW_ONE_ROW = _LowRankTiles(
-    1, 16, 4, 1024, 1, 4, 1, expand_bm=1, expand_br=16, bn=512, chunk=512, expand_warps=2, expand_stages=1
+    1, 16, 4, 1024, 1, 4, 1, expand_bm=1, expand_br=32, bn=128, chunk=128, expand_warps=1, expand_stages=1
 )
 LOW_ONE_ROW_WIDE = replace(LOW_ONE_ROW, bk=512)  # factors of four bytes
 LOW_FEW_ROWS = _LowRankTiles(
@@ -142,13 +144,16 @@ class TritonAdapters(AdapterKernels):
 
     def __init__(self, device: torch.device | str, why: str) -> None:
         super().__init__(device, why)
-        hopper = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
-        self._begins_early = hopper and not interpreted() and torch.version.hip is None
+        runs = self.device.type == "cuda" and not interpreted() and torch.version.hip is None
+        generation = torch.cuda.get_device_capability(self.device)[0] if runs else 0
+        self._begins_early = generation >= 9
+        self._linear = LowRankLinear(self.device) if generation == 9 else None  # tiles that Hopper has the memory for
+        self._processors = torch.cuda.get_device_properties(self.device).multi_processor_count if runs else 0
         self._members: WeakKeyDictionary[LinearTable[Any], dict[tuple[int, ...], Tensor]] = WeakKeyDictionary()
 
     @override
     def add_low_rank(self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[LowRankTable]) -> None:
-        from deltacompress.kernels.triton import lowrank_kernel as kernel
+        from deltacompress.kernels.triton.lowrank import passes_kernel as kernel
 
         check_side_by_side(y, segments, tables)
         check_input(x, y, segments, [one.in_features for one in tables])
@@ -179,6 +184,20 @@ class TritonAdapters(AdapterKernels):
             ALIGN=_align(tables), BM=tiles.expand_bm, BR=tiles.expand_br,
             BN=tiles.bn, CHUNK=tiles.chunk, **common, num_warps=tiles.expand_warps, num_stages=tiles.expand_stages,
             **_only(launch_pdl=early or None),
+        )  # fmt: skip
+
+    @override
+    def low_rank_linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, segments: Segments, tables: Sequence[LowRankTable]
+    ) -> Tensor | None:
+        if self._linear is None or segments.fixed or not takes(x, weight, bias, segments, tables):
+            return None
+        helpers = helpers_for(x.shape[0], weight.shape[0], thin_products(segments, tables), self._processors)
+        if helpers == 0:
+            return None
+        return self._linear(
+            x, weight, bias, segments, tables, self._described(tables), align=_align(tables),
+            programs=self._processors, helpers=helpers,
         )  # fmt: skip
 
     @override
@@ -270,10 +289,3 @@ def _add_long_runs(x: Tensor, y: Tensor, segments: Segments, tables: Sequence[Sp
                 rows.addmm_(x[start:stop], matrix.T)
             else:
                 rows.copy_(rows.float().addmm_(x[start:stop].float(), matrix.float().T))
-
-
-def triton_type(dtype: torch.dtype) -> object:
-    """Triton's name of a dtype, for pointers that are made on the device."""
-    import triton.language as tl
-
-    return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[dtype]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.codecs.formats.packed import PackedSpec
+from deltacompress.kernels.triton.dtypes import triton_type
 from deltacompress.numerics.bits.widths import packed_width
 from deltacompress.numerics.grid import constant_zero
 
@@ -184,16 +185,10 @@ def lookup(
         ids, index, ids.shape[0] // index.shape[0], weight, pointers, out,
         SIZE=size, BLOCK=_power_of_two(size), BITS=spec.bits, GROUP=spec.group, GROUPS=spec.groups,
         CODE_BYTES=packed_width(size, spec.bits), STORED_ZEROS=spec.grid == "minmax",
-        ZERO=0.0 if spec.grid == "minmax" else constant_zero(spec.grid, spec.bits), ROUNDING=_triton_type(rounding),
+        ZERO=0.0 if spec.grid == "minmax" else constant_zero(spec.grid, spec.bits), ROUNDING=triton_type(rounding),
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return out
-
-
-def _triton_type(dtype: torch.dtype) -> object:
-    import triton.language as tl
-
-    return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[dtype]
 
 
 def _turned(x: Tensor) -> Tensor:

@@ -24,7 +24,15 @@ from deltacompress.kernels.adapters import AdapterKernels
 from deltacompress.runtime.batch import Batch, BatchRows, ForwardContext
 from deltacompress.runtime.modules.vectors import VectorBank
 from deltacompress.runtime.operands.operand import Operand, Traits
-from deltacompress.runtime.operands.product import BaseProduct, Combined, LinearOperand, LocalProduct, Product, Site
+from deltacompress.runtime.operands.product import (
+    BaseProduct,
+    Combined,
+    LinearOperand,
+    LocalProduct,
+    Product,
+    Site,
+    begun,
+)
 
 
 class DecoupledLinear(nn.Linear):
@@ -129,8 +137,7 @@ class DecoupledLinear(nn.Linear):
         rows, active = batch.rows(x.shape[0], head=self.is_head), self.products(batch.active())
         with_bias = not self._acts_late(active, batch)
         if out is None:
-            replaced = {slot for product in active if product.replaces for slot in product.operands}
-            y = self._base_rows(x, rows, active, replaced, with_bias=with_bias)
+            y, active = self._started(x, rows, active, with_bias=with_bias)
         else:
             y = self.base(x, with_bias=with_bias, out=out)
         for product in active:
@@ -155,19 +162,23 @@ class DecoupledLinear(nn.Linear):
     def _own_bias(self, batch: Batch) -> bool:
         return self.biases is not None and self.biases.touched(batch)
 
-    def _base_rows(
-        self, x: Tensor, rows: BatchRows, active: list[Product[Any]], replaced: AbstractSet[int], *, with_bias: bool
-    ) -> Tensor:
-        """The base's product, as wide as the widest variant of the batch; rows of `replaced` slots are unspecified."""
+    def _started(
+        self, x: Tensor, rows: BatchRows, active: list[Product[Any]], *, with_bias: bool
+    ) -> tuple[Tensor, list[Product[Any]]]:
+        """The base's product, as wide as the widest variant, rows that it has no part in unspecified; what is left."""
+        replaced = {slot for product in active if product.replaces for slot in product.operands}
         widths = [self.out_features for piece in rows.segments if piece.slot not in replaced]
         widths += [p.width(piece.slot) for p in active for piece in rows.segments if piece.slot in p.operands]
         width, base = max(widths), self.base
         if width == self.out_features and not any(piece.slot in replaced for piece in rows.segments):
-            return base(x, with_bias=with_bias)
+            if self.has_bias and not with_bias:
+                return base(x, with_bias=False), active
+            y, left = begun(base, x, rows, {type(one): [one] for one in active})
+            return y, [product for (product,) in left.values()]
         y = x.new_zeros(x.shape[0], width) if width > self.out_features else x.new_empty(x.shape[0], width)
         for run in _runs(rows, replaced):
             y[run, : self.out_features] = base(x[run], with_bias=with_bias)
-        return y
+        return y, active
 
 
 def _runs(rows: BatchRows, replaced: AbstractSet[int]) -> Iterator[slice]:
@@ -211,9 +222,11 @@ class LinearGroup:
         kinds = self._joint(batch)
         if kinds is None:
             return x, [one.view(*x.shape[:-1], one.shape[-1]) for one in self._apart(flat, batch)]
-        y = self._base(flat)
-        for kind in kinds:
-            kind.add_group(y, flat, batch.rows(flat.shape[0]), [member.product(kind) for member in self._members])
+        rows = batch.rows(flat.shape[0])
+        products = {kind: [member.product(kind) for member in self._members] for kind in kinds}
+        y, left = begun(self._base, flat, rows, products)
+        for kind, own in left.items():
+            kind.add_group(y, flat, rows, own)
         return x, list(y.view(*x.shape[:-1], y.shape[-1]).split(self._sizes, -1))
 
     def _joint(self, batch: Batch) -> list[type[Product[Any]]] | None:

@@ -14,7 +14,7 @@ from deltacompress.kernels import Backend
 from deltacompress.kernels.adapters import AdapterKernels, LowRankTable
 from deltacompress.runtime.batch import MAX_VARIANTS, BatchRows
 from deltacompress.runtime.operands.operand import Traits, unlike
-from deltacompress.runtime.operands.product import LinearOperand, TableProduct
+from deltacompress.runtime.operands.product import BaseProduct, LinearOperand, LocalProduct, TableProduct
 
 _FIRST_LIMIT = 64
 """Ranks that a table takes; twice as many, and so on, once an adapter has more."""
@@ -114,11 +114,31 @@ class LowRankProduct(TableProduct[LowRank]):
     @classmethod
     @override
     def add_group(cls, y: Tensor, x: Tensor, rows: BatchRows, products: Sequence[Self]) -> None:
-        kernels = next((found for one in products if (found := one.kernels_for(rows)) is not None), None)
-        if kernels is None or any(one.looped for one in products):
+        if (kernels := cls._kernels_of(rows, products)) is None:
             super().add_group(y, x, rows, products)
             return
         kernels.add_low_rank(x, y, rows.on_device, [one._table for one in products])
+        cls._add_biases_of(y, rows, products)
+
+    @classmethod
+    @override
+    def added_to_base(cls, base: BaseProduct, x: Tensor, rows: BatchRows, products: Sequence[Self]) -> Tensor | None:
+        kernels = cls._kernels_of(rows, products)
+        if kernels is None or not isinstance(base, LocalProduct):
+            return None
+        y = kernels.low_rank_linear(x, base.weight, base.bias, rows.on_device, [one._table for one in products])
+        if y is not None:
+            cls._add_biases_of(y, rows, products)
+        return y
+
+    @classmethod
+    def _kernels_of(cls, rows: BatchRows, products: Sequence[Self]) -> AdapterKernels | None:
+        """What serves all of them at once; None if nothing does."""
+        kernels = next((found for one in products if (found := one.kernels_for(rows)) is not None), None)
+        return None if any(one.looped for one in products) else kernels
+
+    @classmethod
+    def _add_biases_of(cls, y: Tensor, rows: BatchRows, products: Sequence[Self]) -> None:
         for one, own in zip(products, y.split([one.site.out_features for one in products], 1), strict=True):
             one._add_biases(own, rows)
 

@@ -189,9 +189,26 @@ class Product(Generic[O]):
             one.add(y[:, at : at + one.site.out_features], x, rows)
             at += one.site.out_features
 
+    @classmethod
+    def added_to_base(cls, base: BaseProduct, x: Tensor, rows: BatchRows, products: Sequence[Self]) -> Tensor | None:
+        """`base(x)` with what `add_group` adds to it, where both are one launch and that is faster; else None."""
+        return None
+
     def own(self, rows: BatchRows) -> Iterable[tuple[Segment, O]]:
         """Segments of its slots with their operands."""
         return ((piece, self.operands[piece.slot]) for piece in rows.segments if piece.slot in self.operands)
+
+
+Kinds = dict[type[Product[Any]], list[Product[Any]]]
+"""Products of linears that read one input, by kind: each linear's, in their order."""
+
+
+def begun(base: BaseProduct, x: Tensor, rows: BatchRows, products: Kinds) -> tuple[Tensor, Kinds]:
+    """The base's product, with one kind of the others in it where that is one launch; and the kinds that are left."""
+    for kind, own in products.items():
+        if (y := kind.added_to_base(base, x, rows, own)) is not None:
+            return y, {one: products[one] for one in products if one is not kind}
+    return base(x), products
 
 
 class TableProduct(Product[O], ABC, Generic[O]):
