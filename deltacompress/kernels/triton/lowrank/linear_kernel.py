@@ -107,9 +107,9 @@ def _with_low_rank(  # type: ignore[no-untyped-def]
             for rank_at in tl.range(0, rank, BR, num_stages=1):
                 r = rank_at + tl.arange(0, BR)
                 ok = (r < rank)[:, None] & (column >= 0)[None, :] & (column < out)[None, :]
+                thin = tl.load(from_row + r[None, :], mask=mine[:, None], other=0.0)  # zeros after the last rank
                 weight = tl.load(part(record, 1, FACTOR) + r[:, None] * out + column[None, :], mask=ok, other=0.0)
-                ok = mine[:, None] & (r < rank)[None, :]
-                acc = tl.dot(tl.load(from_row + r[None, :], mask=ok, other=0.0), weight, acc)
+                acc = tl.dot(thin, weight, acc)
     return acc
 
 
