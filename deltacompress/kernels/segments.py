@@ -35,8 +35,10 @@ class Segments:
         if capacity < 1:
             raise InputError(f"segments for {capacity} runs: at least one is needed")
         self.capacity, self.device, self._fixed_limit = capacity, torch.device(device), row_limit
-        self._both = torch.zeros(2 * capacity + 1, dtype=torch.int32, device=self.device)
-        self.offsets, self.slots = self._both[: capacity + 1], self._both[capacity + 1 :]
+        # both start on 16 bytes, whatever the capacity: a kernel compiled for that serves them all
+        self._second = -(-(capacity + 1) // 4) * 4
+        self._both = torch.zeros(self._second + capacity, dtype=torch.int32, device=self.device)
+        self.offsets, self.slots = self._both[: capacity + 1], self._both[self._second :]
         self.slots.fill_(NO_DELTA)
         self.host_offsets: tuple[int, ...] = (0,)
         self.host_slots: tuple[int, ...] = ()
@@ -73,7 +75,8 @@ class Segments:
             raise InputError(f"a run of {longest} rows, but these segments allow {self._fixed_limit}: raise row_limit")
         self.host_offsets, self.host_slots = tuple(offsets), tuple(slots)
         padding = self.capacity - runs
-        flat = torch.tensor([*offsets, *[offsets[-1]] * padding, *slots, *[NO_DELTA] * padding], dtype=torch.int32)
+        first = [*offsets, *[offsets[-1]] * (self._second - len(offsets))]
+        flat = torch.tensor([*first, *slots, *[NO_DELTA] * padding], dtype=torch.int32)
         if self.device.type == "cuda":
             # a fresh pinned block: torch hands it out again only after the copy has been done
             flat = flat.pin_memory()

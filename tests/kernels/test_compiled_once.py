@@ -7,16 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from kernels.adapter_cases import F32, ON_GPU, drawn, make_low
+from kernels.adapter_cases import F16, F32, ON_GPU, drawn, make_low
 from kernels.test_sparse_rows import make_sparse
 
 from deltacompress.kernels import Segments
 from deltacompress.kernels.adapters import ScaleTable
 from deltacompress.kernels.triton import scale_kernel, sparse_rows_kernel
 from deltacompress.kernels.triton.adapters import TritonAdapters
-from deltacompress.kernels.triton.lowrank import passes_kernel
+from deltacompress.kernels.triton.lowrank import linear_kernel, passes_kernel
+from deltacompress.kernels.triton.lowrank.linear import LowRankLinear
 
-KERNELS = [(passes_kernel, "shrink"), (passes_kernel, "expand"), (sparse_rows_kernel, "add"), (scale_kernel, "scale")]
+KERNELS = [
+    (passes_kernel, "shrink"),
+    (passes_kernel, "expand"),
+    (linear_kernel, "multiply"),
+    (sparse_rows_kernel, "add"),
+    (scale_kernel, "scale"),
+]
 LENGTHS = (65, 200, 500, 1024)
 """Rows of runs: tiles of many rows, more than one of them, so many that alignment differs."""
 SPARSE = (17, 62, 63, 64)
@@ -38,12 +45,17 @@ def launch(kernels: TritonAdapters, device: str, lengths: dict[str, int], rows_b
     generator = torch.Generator().manual_seed(1)
     low, sparse = make_low(device, F32, 72, (40, 24), [8, 3]), make_sparse(device, F32, 72, (40, 24), [0.1, 0.2])
     scales = [ScaleTable(3, out, device, F32) for out in (40, 24)]
+    half, linear = make_low(device, F16, 72, (40, 24), [8, 3]), LowRankLinear(torch.device(device), 3)
+    weight = drawn(generator, 64, 72).to(device, F16)
     for kind, length in lengths.items():
         rows = length + rows_beside
         x, y = (drawn(generator, rows, width).to(device) for width in (72, 64))
         segments = Segments.build([0, length, rows], [0, 1], device)
         if kind == "low":
             kernels.add_low_rank(x, y, segments, low.tables)
+            members = kernels._described(half.tables)
+            more = Segments.build([0, length, rows], [0, 1], device, capacity=2 + rows_beside % 2)
+            linear.launch(y.to(F16), x.to(F16), weight, None, more, half.tables, members, 8, helpers=1)
         elif kind == "sparse":
             kernels.add_sparse_rows(x, y, segments, sparse.tables)
         else:
@@ -65,6 +77,15 @@ def test_constants_are_the_same_for_runs_of_any_length(monkeypatch: pytest.Monke
         found = getattr(module, name).constants
         assert len(found) == len(batches())
         assert all(one == found[0] for one in found)
+
+
+def test_segments_start_on_16_bytes_whatever_they_hold() -> None:
+    """Else those of some capacities would have a kernel of their own."""
+    for capacity in range(1, 10):
+        segments = Segments.build([0, 5], [2], "cpu", capacity=capacity)
+        assert segments.offsets.data_ptr() % 16 == segments.slots.data_ptr() % 16 == 0
+        assert segments.offsets.tolist() == [0, *[5] * capacity]
+        assert segments.slots.tolist() == [2, *[-1] * (capacity - 1)]
 
 
 @pytest.mark.parametrize("place", [pytest.param("cuda", marks=ON_GPU)])

@@ -7,6 +7,7 @@ the first makes x A^T for all.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import tolerances
@@ -45,16 +46,28 @@ def inputs(place: Place, dtype: torch.dtype, rows: int, columns: int, out: int) 
     return x, weight, bias
 
 
+def made(place: Place) -> LowRankLinear:
+    """With so few programs that each has several tiles."""
+    return LowRankLinear(torch.device(place[1]), 3)
+
+
 def launch(
-    one: LowRankLinear, place: Place, low: Low, segments: Segments, x: Tensor, weight: Tensor, bias: Tensor | None
+    one: LowRankLinear,
+    place: Place,
+    low: Low,
+    segments: Segments,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    helpers: int | None = None,
 ) -> Tensor:
-    """As TritonAdapters does, however few rows there are; with as few programs as leave each several tiles."""
+    """However few rows there are, and whether it is worth it or not."""
     kernels = kernels_of(place)
     assert isinstance(kernels, TritonAdapters)
-    helpers = 1 if place[1] == "cpu" else 2
-    return one(
-        x, weight, bias, segments, low.tables, kernels._described(low.tables), align=8, programs=3, helpers=helpers
-    )  # fmt: skip
+    helpers = helpers or (1 if place[1] == "cpu" else 2)
+    y = x.new_full((x.shape[0], weight.shape[0]), float("nan"))
+    one.launch(y, x, weight, bias, segments, low.tables, kernels._described(low.tables), 8, helpers)
+    return y
 
 
 def exact(low: Low, segments: Segments, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -75,7 +88,7 @@ def test_runs_of_any_length_in_linears_side_by_side(place: Place, batch: str, dt
     low.drop(1, 2)
     segments = Segments.build(rising(rows), slots, place[1], capacity=len(slots) + 2)
     x, weight, bias = inputs(place, dtype, sum(rows) + 3, 136, 304)
-    one, given = LowRankLinear(torch.device(place[1])), bias if biased else None
+    one, given = made(place), bias if biased else None
     found = launch(one, place, low, segments, x, weight, given)
     wanted = exact(low, segments, x, weight, given)
     assert found.dtype == dtype
@@ -94,7 +107,7 @@ def test_a_row_depends_on_its_adapter_alone(place: Place) -> None:
     x, weight, _ = inputs(place, F16, 400, 72, 264)
     for at in (3, 127, 130, 399):
         x[at] = x[0]
-    one = LowRankLinear(torch.device(place[1]))
+    one = made(place)
     first = launch(one, place, low, Segments.build([0, 100, 110, 400], [0, 1, 2], place[1]), x, weight, None)
     other = launch(one, place, low, Segments.build([0, 1, 128, 400], [2, 0, 0], place[1]), x, weight, None)
     for at in (3, 127, 130, 399):
@@ -103,46 +116,71 @@ def test_a_row_depends_on_its_adapter_alone(place: Place) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES[1:])
-def test_more_row_tiles_than_any_launch_before(place: Place) -> None:
-    low = make_low(place[1], F16, 8, (8,), (4,))
-    one = LowRankLinear(torch.device(place[1]))
-    one._ready = one._ready[:4].clone()
-    for rows in (100, 128 * 128):
-        x, weight, _ = inputs(place, F16, rows, 8, 8)
-        segments = Segments.build([0, rows], [0], place[1])
-        found = launch(one, place, low, segments, x, weight, None)
-        assert relative(found, exact(low, segments, x, weight, None)) <= 2 * bound(place, F16)
-        assert not one._ready.any()
+@pytest.mark.parametrize(("rows", "out"), [(128 * 10 + 5, 304), (128 * 128, 8)])
+def test_many_row_tiles(place: Place, rows: int, out: int) -> None:
+    """More than are taken at a time, of several column tiles; and so many that zeros are left in two steps."""
+    low, one = make_low(place[1], F16, 8, (out,), (4, 2)), made(place)
+    x, weight, _ = inputs(place, F16, rows, 8, out)
+    segments = Segments.build([0, rows // 3, rows], [0, 1], place[1])
+    found = launch(one, place, low, segments, x, weight, None)
+    assert relative(found, exact(low, segments, x, weight, None)) <= 2 * bound(place, F16)
+    assert not one._ready.any()
 
 
 @pytest.mark.parametrize("place", PLACES[2:])
 def test_all_wait_for_the_one_that_makes_it(place: Place) -> None:
-    low = make_low(place[1], F16, 2048, (4096,), (64,))
-    kernels, one = kernels_of(place), LowRankLinear(torch.device(place[1]))
-    assert isinstance(kernels, TritonAdapters)
+    low, one = make_low(place[1], F16, 2048, (2048, 2048), (64,)), LowRankLinear(torch.device(place[1]), 100)
     x, weight, _ = inputs(place, F16, 4096, 2048, 4096)
     segments = Segments.build([0, 4096], [0], place[1])
-    found = one(
-        x, weight, None, segments, low.tables, kernels._described(low.tables), align=16, programs=100, helpers=1
-    )  # fmt: skip
+    found = launch(one, place, low, segments, x, weight, None, helpers=1)
     assert relative(found, exact(low, segments, x, weight, None)) <= 2 * bound(place, F16)
 
 
-@pytest.mark.parametrize("place", PLACES[1:])
-def test_what_does_not_fit_is_refused(place: Place) -> None:
-    low, device = make_low(place[1], F16, 72, (40, 24), (4,)), place[1]
-    segments, one = Segments.build([0, 3], [0], device), LowRankLinear(torch.device(device))
-    x, weight, bias = inputs(place, F16, 3, 72, 64)
+class Recorded(LowRankLinear):
+    """Launches nothing; `asked`: whether with a bias, and by how many helpers."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"), 132)
+        self.asked: list[tuple[bool, int]] = []
+
+    def launch(self, y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *more: Any) -> None:
+        assert y.shape == (x.shape[0], weight.shape[0])
+        self.asked.append((bias is not None, more[-1]))
+
+
+def test_what_is_launched() -> None:
+    """2,048 rows of two slots, for a Hopper GPU of 132 processors."""
+    kernels, one = TritonAdapters("cpu", ""), Recorded()
+    kernels._linear = one
+    low = make_low("cpu", F16, 8, (4096,), (4, 64))
+    x, weight, bias = inputs(("triton", "cpu"), F16, 2048, 8, 4096)
+    segments = Segments.build([0, 1024, 2048], [0, 1], "cpu")
+
+    def asked(*given: Any) -> Tensor | None:
+        return kernels.low_rank_linear(*given, low.tables)
+
+    for given in (None, bias):
+        found = asked(x, weight, given, segments)
+        assert found is not None
+        assert (found.shape, found.dtype) == ((2048, 4096), F16)
+    assert one.asked == [(False, 8), (True, 8)]
+    fixed = Segments.build([0, 1024, 2048], [0, 1], "cpu", row_limit=2048)
+    assert asked(x, weight, None, fixed) is None  # a captured graph is replayed with other runs
+    assert asked(x[:1023], weight, None, Segments.build([0, 1023], [0], "cpu")) is None
+    assert asked(x, weight, None, Segments.build([0, 900, 2048], [0, 1], "cpu")) is None  # one product too many
+    assert asked(x.float(), weight, None, segments) is None
     for bad, told in [
-        ((x[:2], weight, None), r"y: must be \[3 or more rows"),
-        ((x[:, :64].contiguous(), weight, None), r"x: must be|read one input"),
-        ((x, weight[:40], None), r"y: must be \[3 or more rows, 64\]"),
-        ((x, weight[:, :64].contiguous(), None), "read one input"),
-        ((x, weight, bias[:40]), r"bias: must be \[64\], not \[40\]"),
+        ((x[:1500], weight, None), r"y: must be \[2048 or more rows"),
+        ((torch.zeros(2048, 16, dtype=F16), weight, None), r"x: must be \[2048 or more rows, 8\]"),
+        ((x, weight[:4088], None), r"y: must be \[2048 or more rows, 4096\]"),
+        ((x, torch.zeros(4096, 16, dtype=F16), None), "read one input"),
+        ((x, weight, bias[:40]), r"bias: must be \[4096\], not \[40\]"),
     ]:
         with pytest.raises(InputError, match=told):
-            launch(one, place, low, segments, *bad)
-    assert not one._ready.any()
+            asked(*bad, segments)
+    with pytest.raises(InputError, match="slot 9 for tables of 3 slots"):
+        asked(x, weight, None, Segments.build([0, 2048], [9], "cpu"))
+    assert one.asked == [(False, 8), (True, 8)]
 
 
 def test_only_hopper_has_it() -> None:
@@ -161,9 +199,8 @@ def test_only_hopper_has_it() -> None:
         (8192, 4096, 72, 32),  # half a tile more in nine turns
         (2048, 3 * 4096, 48, 24),
         (1024, 4096, 8, 4),
-        (1023, 4096, 8, 0),
         (2112, 4096, 17, 0),  # 272 tiles, three turns for little more than two
-        (17_000, 4096, 134, 116),
+        (17_000, 4096, 134, 66),  # half of them at most, though 116 are free
         (4096, 132 * 256, 32, 0),  # all have as many tiles
     ],
 )
@@ -200,6 +237,9 @@ def test_what_the_kernel_reads() -> None:
     assert not asked(x[:, :20], weight[:, :20].contiguous(), None, BF16)  # rows of 40 bytes
     assert not asked(torch.zeros(4, 25, dtype=BF16)[:, 1:], weight, None, BF16)
     assert not asked(torch.zeros(24, 4, dtype=BF16).T, weight, None, BF16)
+    assert not asked(x, weight[:15], None, BF16)  # rows of y of 30 bytes
+    assert asked(torch.zeros(1022 * 128, 8, dtype=BF16), weight[:, :8].contiguous(), None, BF16)
+    assert not asked(torch.zeros(1022 * 128 + 1, 8, dtype=BF16), weight[:, :8].contiguous(), None, BF16)
 
 
 REAL: list[tuple[list[int], Sequence[int], tuple[int, ...], int]] = [

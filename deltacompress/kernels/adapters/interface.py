@@ -51,7 +51,8 @@ class AdapterKernels(ABC):
         """x W^T + bias with what `add_low_rank` adds to it, in one launch; None where that is not done or not faster.
 
         x [N, in]; weight [sum of out_features, in], of the linears side by side, bias as long or None. Returns
-        [N, sum of out_features], of which all rows are computed; x A^T is rounded to the dtype, and the sum once.
+        [N, sum of out_features], of which all rows are computed; scale x A^T is rounded to the dtype, and the sum once.
+        Calls of one object follow each other on one stream.
 
         Raises:
             InputError: sizes that do not fit.

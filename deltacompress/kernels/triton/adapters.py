@@ -1,7 +1,8 @@
 """The kernels of adapters through Triton: what is checked, the shape of each launch, and its sizes.
 
 Grids depend on shapes and on what segments may hold, never on what they hold, nor on what lies in the slots: a program
-that finds nothing to do ends at once. Under TRITON_INTERPRET=1 they run on a CPU, which is how CI checks them.
+that finds nothing to do ends at once. (`low_rank_linear` is not for fixed segments, so it may look at both.) Under
+TRITON_INTERPRET=1 they run on a CPU, which is how CI checks them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from deltacompress.kernels.adapters.scale import ScaleTable
 from deltacompress.kernels.adapters.sparse_rows import SparseRowsTable, dense
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.triton.dtypes import triton_type
-from deltacompress.kernels.triton.lowrank.linear import LowRankLinear, helpers_for, takes, thin_products
+from deltacompress.kernels.triton.lowrank.linear import LowRankLinear
 from deltacompress.kernels.triton.sbmm import interpreted
 
 
@@ -138,7 +139,7 @@ _LONG_RUN = 64
 
 
 class TritonAdapters(AdapterKernels):
-    """Two launches for low rank, one for rotations, for any number of slots and linears."""
+    """Two launches for low rank, or none of its own, and one for rotations, for any number of slots and linears."""
 
     name = "triton"
 
@@ -147,8 +148,10 @@ class TritonAdapters(AdapterKernels):
         runs = self.device.type == "cuda" and not interpreted() and torch.version.hip is None
         generation = torch.cuda.get_device_capability(self.device)[0] if runs else 0
         self._begins_early = generation >= 9
-        self._linear = LowRankLinear(self.device) if generation == 9 else None  # tiles that Hopper has the memory for
-        self._processors = torch.cuda.get_device_properties(self.device).multi_processor_count if runs else 0
+        self._linear: LowRankLinear | None = None
+        if generation == 9:  # has the memory for its tiles
+            processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+            self._linear = LowRankLinear(self.device, processors)
         self._members: WeakKeyDictionary[LinearTable[Any], dict[tuple[int, ...], Tensor]] = WeakKeyDictionary()
 
     @override
@@ -190,15 +193,9 @@ class TritonAdapters(AdapterKernels):
     def low_rank_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, segments: Segments, tables: Sequence[LowRankTable]
     ) -> Tensor | None:
-        if self._linear is None or segments.fixed or not takes(x, weight, bias, segments, tables):
+        if self._linear is None:
             return None
-        helpers = helpers_for(x.shape[0], weight.shape[0], thin_products(segments, tables), self._processors)
-        if helpers == 0:
-            return None
-        return self._linear(
-            x, weight, bias, segments, tables, self._described(tables), align=_align(tables),
-            programs=self._processors, helpers=helpers,
-        )  # fmt: skip
+        return self._linear(x, weight, bias, segments, tables, self._described(tables), _align(tables))
 
     @override
     def rotate(self, x: Tensor, out: Tensor, segments: Segments, tables: Sequence[RotationTable]) -> None:

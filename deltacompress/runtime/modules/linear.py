@@ -31,7 +31,7 @@ from deltacompress.runtime.operands.product import (
     LocalProduct,
     Product,
     Site,
-    begun,
+    begin_with_base,
 )
 
 
@@ -171,9 +171,7 @@ class DecoupledLinear(nn.Linear):
         widths += [p.width(piece.slot) for p in active for piece in rows.segments if piece.slot in p.operands]
         width, base = max(widths), self.base
         if width == self.out_features and not any(piece.slot in replaced for piece in rows.segments):
-            if self.has_bias and not with_bias:
-                return base(x, with_bias=False), active
-            y, left = begun(base, x, rows, {type(one): [one] for one in active})
+            y, left = begin_with_base(base, x, rows, {type(one): [one] for one in active}, with_bias=with_bias)
             return y, [product for (product,) in left.values()]
         y = x.new_zeros(x.shape[0], width) if width > self.out_features else x.new_empty(x.shape[0], width)
         for run in _runs(rows, replaced):
@@ -224,7 +222,7 @@ class LinearGroup:
             return x, [one.view(*x.shape[:-1], one.shape[-1]) for one in self._apart(flat, batch)]
         rows = batch.rows(flat.shape[0])
         products = {kind: [member.product(kind) for member in self._members] for kind in kinds}
-        y, left = begun(self._base, flat, rows, products)
+        y, left = begin_with_base(self._base, flat, rows, products)
         for kind, own in left.items():
             kind.add_group(y, flat, rows, own)
         return x, list(y.view(*x.shape[:-1], y.shape[-1]).split(self._sizes, -1))

@@ -122,20 +122,23 @@ class LowRankProduct(TableProduct[LowRank]):
 
     @classmethod
     @override
-    def added_to_base(cls, base: BaseProduct, x: Tensor, rows: BatchRows, products: Sequence[Self]) -> Tensor | None:
+    def added_to_base(
+        cls, base: BaseProduct, x: Tensor, rows: BatchRows, products: Sequence[Self], *, with_bias: bool
+    ) -> Tensor | None:
         kernels = cls._kernels_of(rows, products)
         if kernels is None or not isinstance(base, LocalProduct):
             return None
-        y = kernels.low_rank_linear(x, base.weight, base.bias, rows.on_device, [one._table for one in products])
+        bias, tables = base.bias if with_bias else None, [one._table for one in products]
+        y = kernels.low_rank_linear(x, base.weight, bias, rows.on_device, tables)
         if y is not None:
             cls._add_biases_of(y, rows, products)
         return y
 
     @classmethod
     def _kernels_of(cls, rows: BatchRows, products: Sequence[Self]) -> AdapterKernels | None:
-        """What serves all of them at once; None if nothing does."""
+        """What serves all of them at once; None if nothing does, or not all of these rows."""
         kernels = next((found for one in products if (found := one.kernels_for(rows)) is not None), None)
-        return None if any(one.looped for one in products) else kernels
+        return None if any(True for one in products for _ in one.loops(rows)) else kernels
 
     @classmethod
     def _add_biases_of(cls, y: Tensor, rows: BatchRows, products: Sequence[Self]) -> None:

@@ -190,7 +190,9 @@ class Product(Generic[O]):
             at += one.site.out_features
 
     @classmethod
-    def added_to_base(cls, base: BaseProduct, x: Tensor, rows: BatchRows, products: Sequence[Self]) -> Tensor | None:
+    def added_to_base(
+        cls, base: BaseProduct, x: Tensor, rows: BatchRows, products: Sequence[Self], *, with_bias: bool
+    ) -> Tensor | None:
         """`base(x)` with what `add_group` adds to it, where both are one launch and that is faster; else None."""
         return None
 
@@ -203,12 +205,14 @@ Kinds = dict[type[Product[Any]], list[Product[Any]]]
 """Products of linears that read one input, by kind: each linear's, in their order."""
 
 
-def begun(base: BaseProduct, x: Tensor, rows: BatchRows, products: Kinds) -> tuple[Tensor, Kinds]:
+def begin_with_base(
+    base: BaseProduct, x: Tensor, rows: BatchRows, products: Kinds, *, with_bias: bool = True
+) -> tuple[Tensor, Kinds]:
     """The base's product, with one kind of the others in it where that is one launch; and the kinds that are left."""
     for kind, own in products.items():
-        if (y := kind.added_to_base(base, x, rows, own)) is not None:
+        if (y := kind.added_to_base(base, x, rows, own, with_bias=with_bias)) is not None:
             return y, {one: products[one] for one in products if one is not kind}
-    return base(x), products
+    return base(x, with_bias=with_bias), products
 
 
 class TableProduct(Product[O], ABC, Generic[O]):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deltacompress.kernels import Segments
-from deltacompress.kernels.adapters import LowRankTable
+from deltacompress.kernels.adapters import LowRankTable, get_adapter_kernels
 from deltacompress.kernels.adapters.lowrank import add_reference
 from deltacompress.kernels.adapters.select import ReferenceAdapters
 from deltacompress.runtime.batch import Batch, ForwardContext
@@ -32,6 +32,7 @@ def drawn(*shape: int, seed: int) -> Tensor:
 A, B, ADDED = drawn(3, IN, seed=1), drawn(OUT, 3, seed=2), drawn(OUT, seed=3)
 DELTA, SCALE, OWN = drawn(OUT, IN, seed=4), drawn(OUT, seed=5), drawn(OUT, seed=6)
 LOW, BIASED = LowRank({"a": A, "b": B}), LowRank({"a": A, "b": B, "bias": ADDED})
+SHORT = LowRank({"a": A, "b": drawn(OUT - 2, 3, seed=8)})
 GROWN = LowRank({"a": A, "b": drawn(OUT + 2, 3, seed=7)})
 
 
@@ -93,6 +94,10 @@ def _grown(made: DecoupledLinear) -> LinearOperand | Combined:
     return GROWN
 
 
+def _short(made: DecoupledLinear) -> LinearOperand | Combined:
+    return SHORT
+
+
 def _own_bias(made: DecoupledLinear) -> LinearOperand | Combined:
     assert made.biases is not None
     made.biases.set(2, Vector({"vector": OWN}))
@@ -115,11 +120,11 @@ def _elsewhere(made: DecoupledLinear) -> LinearOperand | Combined:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("other", [_scaled, _whole, _grown, _own_bias, _elsewhere])
+@pytest.mark.parametrize("other", [_scaled, _whole, _grown, _short, _own_bias, _elsewhere])
 def test_answers_are_the_same_beside_what_it_cannot_serve(
     bias: bool, other: Callable[[DecoupledLinear], LinearOperand | Combined]
 ) -> None:
-    """Scales come before the bias; whole weights, grown ones and a base that lies elsewhere have no such product."""
+    """Scales come before the bias; whole weights, other widths and a base that lies elsewhere have no such product."""
     if other is _own_bias and not bias:
         pytest.skip("a linear without bias has no other")
     answers, taken = [], []
@@ -134,7 +139,23 @@ def test_answers_are_the_same_beside_what_it_cannot_serve(
             answers.append(made(drawn(3, 2, IN, seed=10)))
         taken.append(kernels.taken)
     torch.testing.assert_close(answers[1][..., :OUT], answers[0][..., :OUT])
-    assert taken == [[], [1] if other is _scaled and not bias else []]
+    assert taken == [[], [1] if other in (_scaled, _own_bias) else []]
+
+
+def test_what_is_not_in_the_batch_changes_nothing() -> None:
+    """An adapter that the table cannot take (of another vocabulary) is served apart, where there are rows of it."""
+    kernels, context, linear = AtOnce(), ForwardContext(), nn.Linear(IN, OUT)
+    made = DecoupledLinear(linear, context, None, kernels, is_head=False)
+    made.set(1, LOW)
+    made.set(2, GROWN)
+    x = drawn(2, 2, IN, seed=10)
+    with torch.inference_mode():
+        for slots, taken in (([0, 1], [1]), ([1, 2], [])):
+            kernels.taken.clear()
+            context.batch = Batch(slots, CPU)
+            found = made(x)[slots.index(1)][:, :OUT]
+            torch.testing.assert_close(found, linear(x[slots.index(1)]) + low(x[slots.index(1)]))
+            assert kernels.taken == taken
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -158,3 +179,30 @@ def test_a_group_takes_it_for_all_its_linears(bias: bool) -> None:
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other)
     assert (kernels.taken, kernels.apart) == ([3], [])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_long_prompts_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,048 rows of the base and three adapters, through the runtime's own way: one launch, and no pass after it."""
+    device = torch.device("cuda")
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        pytest.skip("not a Hopper GPU")
+    kernels, context = get_adapter_kernels("auto", device), ForwardContext()
+    monkeypatch.setattr(kernels, "add_low_rank", lambda *_: pytest.fail("a pass of its own"))
+    size, dtype = 4096, torch.bfloat16
+    linear = nn.Linear(size, size, device=device, dtype=dtype)
+    made = DecoupledLinear(linear, context, None, kernels, is_head=False)
+    x = drawn(4, 512, size, seed=20).to(device, dtype)
+    wanted = functional.linear(x.double(), linear.weight.double(), linear.bias.double())
+    plain = functional.linear(x, linear.weight, linear.bias)
+    for slot, rank in ((1, 64), (2, 8), (3, 33)):
+        a, b = ((drawn(*s, seed=slot) / 64).to(device, dtype) for s in ((rank, size), (size, rank)))
+        made.set(slot, LowRank({"a": a, "b": b}))
+        wanted[slot] += x[slot].double() @ a.double().T @ b.double().T
+        plain[slot] += x[slot] @ a.T @ b.T
+    context.batch = Batch([0, 1, 2, 3], device)
+    with torch.inference_mode():
+        found = made(x)
+    errors = [((one.double() - wanted).norm() / wanted.norm()).item() for one in (found, plain)]
+    assert errors[0] <= errors[1]

@@ -1,13 +1,14 @@
 """The Triton kernel of a base's product with low rank in it: y = x W^T + bias + scale (x A^T) B^T, in one launch.
 
 There are as many programs as processors, and each makes one tile of y after the other. Tiles seldom come out even, so
-some programs, the first `helpers`, have one less than others. They make u = scale x A^T first, a row tile of a linear
-after the other, while the others are at the long sums of their first tiles. A tile waits for the u of its rows only
-when its own sum is done, and adds u B^T to it before anything is rounded; u itself is rounded.
+some programs have one less than others: the first `helpers` should be such. They make u = scale x A^T first, a row tile
+of a linear after the other, while the others are at the long sums of their first tiles. A tile waits for the u of its
+rows only when its own sum is done, and adds u B^T to it before anything is rounded; u itself is rounded.
 
 The order of tiles keeps those of one time to few row tiles, whose u comes first. `ready` counts what has been made, of
 each row tile and in all, and the programs that have ended, of which the last leaves zeros for the next launch. No
-program waits before its own u is made, and helpers start first, so that nobody waits for ever.
+program waits before its own u is made, and the first programs start first: nobody waits for ever where the device has,
+sooner or later, room for all helpers at once.
 """
 
 from __future__ import annotations
