@@ -27,6 +27,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
 }
 NO_GROUPS = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+WITHOUT_MLP = {key: value for key, value in NO_GROUPS.items() if key != "intermediate_size"}
 WINDOW = {"head_dim": 8, "sliding_window": 8}  # shorter than the test batches, so that it matters
 VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 EXPERTS = {"num_experts_per_tok": 2}
@@ -43,6 +44,7 @@ CONFIGS: dict[str, Callable[..., Any]] = {
     "gpt-neox": lambda **o: transformers.GPTNeoXConfig(**NO_GROUPS | o),
     "phi": lambda **o: transformers.PhiConfig(**SIZES | o),
     "phi3": lambda **o: transformers.Phi3Config(**SIZES | o),
+    "opt": lambda **o: transformers.OPTConfig(**WITHOUT_MLP | {"ffn_dim": 48, "word_embed_proj_dim": 32} | o),
     "bloom": lambda **o: transformers.BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4, **o),
     "gpt2": lambda **o: transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64, **o),
     "openai-gpt": lambda **o: transformers.OpenAIGPTConfig(

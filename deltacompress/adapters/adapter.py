@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 from deltacompress.adapters.changes import changes_of
-from deltacompress.adapters.checks.base import DoesNotFitError, NotReadError, Shape
+from deltacompress.adapters.checks.base import DoesNotFitError, NoSuchTargetError, NotReadError, Shape
 from deltacompress.adapters.directory import read_config, weights_of
 from deltacompress.adapters.fields import MERGE
 from deltacompress.adapters.records import Change
@@ -123,6 +123,9 @@ def open_adapter(directory: Path, base_shapes: Mapping[str, Shape], *, base_name
         raise BaseMismatchError(
             f"{error}{told}", where=read.weights, way_out="give the base it was trained on"
         ) from None
+    except NoSuchTargetError as error:
+        way_out = f"take it out of target_modules in {ADAPTER_CONFIG}, or give the base it was trained on"
+        raise CheckpointError(f"{error}{told}", where=read.weights, way_out=way_out) from None
     except ValueError as error:
         way_out = MERGE if isinstance(error, NotReadError) else "save it again with PEFT, or get it again"
         raise CheckpointError(str(error), where=read.weights, way_out=way_out) from None

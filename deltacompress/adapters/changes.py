@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from deltacompress.adapters.checks import low_rank, sparse, whole
-from deltacompress.adapters.checks.base import HEAD, DoesNotFitError, Shape, find, is_tied, weight_of
+from deltacompress.adapters.checks.base import HEAD, DoesNotFitError, NoSuchTargetError, Shape, find, is_tied, weight_of
 from deltacompress.adapters.checks.rotation import rotation
 from deltacompress.adapters.patterns import is_named
 from deltacompress.adapters.records import Change, Whole
@@ -155,7 +155,9 @@ def _check_targets(there: set[str], settings: AdapterConfig, modules: Sequence[s
         if any(is_named(module, (target,)) for module in there):
             continue
         meant = [module for module in modules if is_named(module, (target,))]
-        if not meant or (not settings.by_expression and any(map(settings.has_matrices, meant))):
+        if not meant:
+            raise NoSuchTargetError(f"has no matrices for its target module {target}, and the base no such module")
+        if not settings.by_expression and any(map(settings.has_matrices, meant)):
             raise ValueError(f"has no matrices for its target module {target}")
 
 

@@ -86,7 +86,7 @@ def read_manifest_bytes(directory: Path) -> bytes:
         raise TruncatedFileError(
             f"no {MANIFEST}; not an artifact, or half of one",
             where=directory,
-            way_out="give one that `compress` published",
+            way_out="give one that `compress` published; of a PEFT adapter, the folder with its adapter_config.json",
         ) from error
     except UnfitFileError as error:
         raise unreadable(FormatError, path, error) from error

@@ -305,6 +305,8 @@ def test_a_tokenizer_that_fails(folder: Path, error: BaseException, monkeypatch:
 def test_the_runtime_says_how_to_do_without(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no tokenizer .*or give token ids instead of text"):
         Tokenizers(tmp_path).encode(None, "w1", bos=None)
+    with pytest.raises(InputError, match=r"holds no tokenizer .*or ask for logits, which need none"):
+        Tokenizers(tmp_path).decoder(None)([1])
 
 
 @pytest.mark.parametrize("chats", [False, True])

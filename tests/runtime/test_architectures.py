@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import Pair, changed
+from pairs import Pair, changed, weights_of
 from runtime_cases import Served, assert_close, load, noise, oracle_logits, oracle_tokens, random_ids, serve
 
 from deltacompress.errors import UnsupportedModelError
@@ -36,14 +36,21 @@ def test_logits_and_greedy_tokens(served: Callable[..., Served], architecture: s
 
 
 def test_norms_and_biases_are_the_variants_own(make_pair: Callable[..., Pair], tmp_path: Path) -> None:
-    """Only vectors differ, so that a base norm or bias in use would be the whole difference."""
-    for architecture in ("qwen2", "gemma3", "phi"):
+    """Only vectors differ, so that a base norm or bias in use would be the whole difference.
+
+    Of OPT, whose norms see requests and tokens in one dimension, and whose positions are served as the base's.
+    """
+    for architecture in ("qwen2", "gemma3", "phi", "opt"):
         root = tmp_path / architecture
         root.mkdir()
+        plain = make_pair(architecture)
+        positions = {name: weight for name, weight in weights_of(plain.base).items() if "positions" in name}
         pair = changed(
-            make_pair(architecture),
+            plain,
             root,
-            lambda weights: weights | noise(5, 0.3)({k: w for k, w in weights.items() if w.dim() == 1}),
+            lambda weights, positions=positions: (
+                weights | noise(5, 0.3)({k: w for k, w in weights.items() if w.dim() == 1}) | positions
+            ),
         )
         one = serve(pair, root, "lossless")
         runtime = Runtime.from_base(pair.base)

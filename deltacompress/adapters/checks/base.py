@@ -22,6 +22,10 @@ class NotReadError(ValueError):
     """What it brings is of no kind that is read here, whatever the base."""
 
 
+class NoSuchTargetError(ValueError):
+    """The config names a target that neither the file nor the base has."""
+
+
 def is_table(module: str) -> bool:
     """Whether a module is an embedding or a head by its name: rows are tokens, and may be more than the base's."""
     return module.rpartition(".")[2] in _TABLES

@@ -86,7 +86,7 @@ class Tokenizers:
         """Tokens -> text without special tokens; looked up when the first text is wanted."""
 
         def decode(tokens: list[int]) -> str:
-            tokenizer = self._get(variant)
+            tokenizer = self._get(variant, instead="ask for logits, which need none")
             with failing_tokenizer(tokenizer):
                 # nothing is tidied up: pieces of a text would not add up to it
                 text: Any = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -106,7 +106,7 @@ class Tokenizers:
         """Whether there is one."""
         return has_tokenizer(self._folders[variant])
 
-    def _get(self, variant: str | None) -> PreTrainedTokenizerBase:
+    def _get(self, variant: str | None, *, instead: str = "give token ids instead of text") -> PreTrainedTokenizerBase:
         folder = self._folders.get(variant)
         if folder is None:
             raise InputError(f"variant {variant} was unloaded meanwhile", way_out="load it and ask again")
@@ -118,7 +118,6 @@ class Tokenizers:
                         tokenizer.encode("a")
                     self._opened[folder] = tokenizer
                 except CheckpointError as error:
-                    instead = "give token ids instead of text"
                     way_out = instead if error.way_out is None else f"{error.way_out}, or {instead}"
                     raise error.retold(InputError, way_out=way_out) from error
             return self._opened[folder]
