@@ -110,7 +110,8 @@ def test_what_goes_over_nothing_here_is_one_line(
         assert f"{artifact}: no adapter, and nothing else goes over a delta; leave out --over" in refused(
             2, *verb, *own
         )
-    assert "a PEFT adapter, not an artifact" in refused(2, "generate", styled, *asked(pair, "--over", plain))
+    for verb in (["generate", styled, *asked(pair, "--over", plain)], ["verify", styled, "--over", plain, "--quiet"]):
+        assert f"--over {plain}: an adapter, and an adapter goes over the base or a packed delta" in refused(2, *verb)
     assert "no such artifact" in refused(2, "generate", styled, *asked(pair, "--over", tmp_path / "gone"))
     told = refused(2, "generate", styled, *asked(pair, "--also", f"b={plain}", "--over", f"x={artifact}"))
     assert f"--over x={artifact}: is of none of b; write NAME=DELTA" in told

@@ -10,7 +10,7 @@ import typer
 
 from deltacompress.cli.given import early
 from deltacompress.cli.given.models import model
-from deltacompress.errors import InputError
+from deltacompress.errors import InputError, option
 from deltacompress.evaluation.labels import BASE_LABEL
 from deltacompress.reporter import SILENT, Reporter
 
@@ -97,8 +97,17 @@ def beneath(
     those that are given, else those that their entries say.
 
     Raises:
-        InputError, IntegrityError, ZooError: as early.artifact and zoo.resolve.delta_path.
+        InputError, IntegrityError, ZooError: as early.artifact and zoo.resolve.delta_path, or one is an adapter itself.
     """
+    from deltacompress.adapters.directory import is_adapter
+
+    for source in given.values():
+        if is_adapter(Path(source)):
+            raise InputError(
+                "an adapter, and an adapter goes over the base or a packed delta",
+                where=f"{option('over')} {source}",
+                way_out="merge that one into its base, compress the result, and give that",
+            )
     entries = {name: early.entry(source, zoo) for name, source in sources.items()}
     under = {name: early.artifact(source, zoo, base=base, reporter=reporter) for name, source in given.items()}
     for name, entry in entries.items():
