@@ -43,7 +43,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is timed, what it writes to, the bytes that it has to move, and what it is compared with."""
+    """What is timed, what it writes to, the bytes that it has to move, and what it is compared with.
+
+    result: not written where low rank is in the product's launch, which makes its own.
+    """
 
     kernel: Run
     result: Tensor

@@ -21,7 +21,7 @@ class AdapterKernels(ABC):
     Activations are fp32, fp16 or bf16 with contiguous rows, as many as `segments` has or more. Sums are fp32 and
     rounded once, where they are written. Rows of the base, of empty slots and after the last run stay (`rotate` copies
     them). Results depend neither on the order of anything nor on a row's neighbours, but for the kernels that
-    `segments.row_limit` chooses.
+    `segments.row_limit` chooses, and but for whether `low_rank_linear` serves a batch, which all its runs decide.
 
     Attributes:
         name: "reference" or "triton".
@@ -48,7 +48,7 @@ class AdapterKernels(ABC):
     def low_rank_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, segments: Segments, tables: Sequence[LowRankTable]
     ) -> Tensor | None:
-        """x W^T + bias with what `add_low_rank` adds to it, in one launch; None where that is not done or not faster.
+        """x W^T + bias with what `add_low_rank` adds to it, in one launch; None where that is not done.
 
         x [N, in]; weight [sum of out_features, in], of the linears side by side, bias as long or None. Returns
         [N, sum of out_features], of which all rows are computed; scale x A^T is rounded to the dtype, and the sum once.

@@ -129,12 +129,12 @@ def decouple_norm(
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         batch = context.batch
-        if batch is not None and not (args or kwargs) and x.dim() == 2 and x.shape[0] != len(batch.index):
-            return forward(x.unflatten(0, (len(batch.index), -1))).flatten(0, 1)  # OPT: requests and tokens in one
         if batch is not None and known is not None and x.dtype == module.weight.dtype and not (args or kwargs):
             return fused.rms_norm(x, banks["weight"].stacked(batch), batch.index, *known)
         if batch is None or not any(bank.touched(batch) for bank in banks.values()):
             return plain(x, *args, **kwargs)  # type: ignore[no-any-return]
+        if batch.uniform is None and x.dim() == 2 and x.shape[0] != len(batch.index) and not (args or kwargs):
+            return forward(x.unflatten(0, (len(batch.index), -1))).flatten(0, 1)  # OPT: requests and tokens in one
         vectors = {name: bank.shaped(batch, x.dim()) for name, bank in banks.items()}
         if isinstance(module, nn.LayerNorm) and batch.uniform is None:
             y = functional.layer_norm(x, module.normalized_shape, None, None, module.eps)

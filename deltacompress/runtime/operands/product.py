@@ -193,7 +193,7 @@ class Product(Generic[O]):
     def added_to_base(
         cls, base: BaseProduct, x: Tensor, rows: BatchRows, products: Sequence[Self], *, with_bias: bool
     ) -> Tensor | None:
-        """`base(x)` with what `add_group` adds to it, where both are one launch and that is faster; else None."""
+        """`base(x)` with what `add_group` adds to it, where both are one launch; else None."""
         return None
 
     def own(self, rows: BatchRows) -> Iterable[tuple[Segment, O]]:
