@@ -41,6 +41,8 @@ GPU_SHAPES = (
     Shape("product and low rank", 64, 4096, 4096, 7, 2065),
     Shape("product and low rank", 16, 4096, 4096, 8, 8192, linears=3),
     Shape("product and low rank", 16, 11008, 4096, 9, 8190),
+    Shape("product and low rank", 64, 4096, 4096, 4, 1920),
+    Shape("product and low rank", 64, 4096, 4096, 96, 2016),
     Shape("rotate", 64, 4096, 4096, 1, 1),
     Shape("rotate", 4, 4096, 4096, 96, 96),
     Shape("rotate", 16, 4096, 4096, 96, 96),

@@ -136,8 +136,10 @@ def adapter_kernels(
 
     with console.progress() as reporter:
         data = run(device=device, backend=backend, reporter=reporter).to_json()
-    shown = data | {"rows": [without(row, "spread", "baselines") | row["baselines"] for row in data["rows"]]}
-    console.result(data, lambda: render.summary_and_rows("adapter kernels", shown, table="rows"))
+    every = [without(row, "spread", "baselines") | row["baselines"] for row in data["rows"]]
+    products = [row for row in every if "product" in row]  # whose columns are others
+    shown = data | {"rows": [row for row in every if "product" not in row], "products": products}
+    console.result(data, lambda: render.summary_and_rows("adapter kernels", shown, table="rows", more="products"))
 
 
 @app.command("decode")

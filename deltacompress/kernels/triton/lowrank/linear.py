@@ -22,7 +22,7 @@ TILE_ROWS, TILE_COLUMNS = 128, 256
 _SHARE = 0.5
 """Of the time of a tile: that of one of thin_products. Both are bound by the bytes that they read."""
 _LONGER = 1.12
-"""Over tiles that come out even, at most. `bench adapter-kernels` times both ways near it (8,190 rows)."""
+"""Over tiles that come out even, at most. `bench adapter-kernels` times both ways near it (1,920 rows)."""
 FEWEST = 1024
 """Rows. For fewer, libraries have better tiles."""
 _RANKS, _MOST_RUNS, _MOST_ROW_TILES = 64, 1024, 1022
