@@ -24,8 +24,8 @@ class BudgetResult:
     """A compression that was asked by size or quality.
 
     recipe: what was chosen, usable by itself. first: the prediction before anything was compressed; predicted: of the
-    recipe, as known before its own compression. attempts: compressions that were made. survey_seconds: what the
-    measuring took.
+    recipe, as known before its own compression. attempts: compressions that were made. Seconds, wall: of the measuring;
+    of the trial and its judging (0: there was none); of everything. A run that is resumed has its own.
     """
 
     request: Request
@@ -36,6 +36,8 @@ class BudgetResult:
     compressed: CompressResult
     attempts: int
     survey_seconds: float
+    trial_seconds: float
+    total_seconds: float
 
     @property
     def bytes(self) -> int:
@@ -66,5 +68,7 @@ class BudgetResult:
             "predicted_before_last": self.predicted.kl,
             "compressions": self.attempts,
             "survey_seconds": self.survey_seconds,
+            "trial_seconds": self.trial_seconds,
+            "total_seconds": self.total_seconds,
         }
         return self.compressed.to_json() | more

@@ -117,7 +117,7 @@ def _telling_what_waits(out: Path) -> Iterator[None]:
 class _Attempt:
     """One compression. picks: its choice; keeps: whether it is no larger, or loses no more, than was asked.
 
-    compressed: None where an earlier run has made it.
+    compressed: None where an earlier run has made it. seconds: of it and its judging, in this run.
     """
 
     picks: list[int]
@@ -126,15 +126,16 @@ class _Attempt:
     compressed: CompressResult | None
     tried: Tried
     keeps: bool
+    seconds: float
 
 
 def _run(job: CompressionJob, request: Request, judge: Calibration | None, reporter: Reporter) -> BudgetResult:
     started, inputs = time.monotonic(), Inputs()
     _check_places(job)
     surveyed = survey_pair(job, inputs, reporter, request=request, judge=judge)
-    seconds = time.monotonic() - started
+    surveyed_in = time.monotonic() - started
     try:
-        attempts, missed = _attempts(job, request, surveyed, inputs, reporter)
+        trial, attempts, missed = _attempts(job, request, surveyed, inputs, reporter)
         one = _that_keeps(request, attempts, missed, reporter)
     except UnreachedError as error:
         waits = f"what was measured waits in {surveyed.kept}, and is used again with {switch('resume')}"
@@ -149,14 +150,18 @@ def _run(job: CompressionJob, request: Request, judge: Calibration | None, repor
     publish_directory(made.out, job.out, replaces=holds_artifact if job.force else None)
     surveyed.forget()
     shown = replace(made, out=job.out, summary=load_delta(job.out).summary())
+    seconds = (surveyed_in, 0.0 if trial is None else trial.seconds, time.monotonic() - started)
     first = attempts[0].predicted
-    return BudgetResult(request, one.recipe, first, one.predicted, one.tried.judged, shown, len(attempts), seconds)
+    return BudgetResult(request, one.recipe, first, one.predicted, one.tried.judged, shown, len(attempts), *seconds)
 
 
 def _attempts(
     job: CompressionJob, request: Request, surveyed: Surveyed, inputs: Inputs, reporter: Reporter
-) -> tuple[list[_Attempt], str | None]:
-    """Until one is as it was asked, and what the last one misses; those of a run that is resumed are not made again."""
+) -> tuple[_Attempt | None, list[_Attempt], str | None]:
+    """The trial, if there is one; attempts until one is as it was asked, and what the last one misses.
+
+    Those of a run that is resumed are not made again.
+    """
     target, asked = Target(request, surveyed.survey), repr(request)
     earlier = surveyed.tried(asked)
     if earlier is None:
@@ -176,7 +181,7 @@ def _attempts(
         attempts = found[trial is not None :]
         missed = target.missed(one.tried.bytes, one.tried.judged)
         if missed is None or len(attempts) == ATTEMPTS or not surveyed.survey.groups:
-            return attempts, missed
+            return (None if trial is None else found[0]), attempts, missed
         reporter.note(f"attempt {len(attempts)}: {missed}; compressed again by another recipe")
         target = target.corrected(one.picks, one.tried)
 
@@ -226,7 +231,7 @@ def _attempt(
     trial: bool,
 ) -> _Attempt:
     """tried: what it came to, if an earlier run has made it."""
-    picks, compressed = target.choose(), None
+    started, picks, compressed = time.monotonic(), target.choose(), None
     predicted = Prediction(target.survey.bytes(picks), target.survey.kl(picks))
     told = f"The best known for {target.request}: {predicted.bytes:,} bytes and KL {predicted.kl:.3g} are predicted."
     chosen, spec = target.survey.chosen(picks, trial=trial), job.calibration_spec
@@ -235,7 +240,7 @@ def _attempt(
         compressed = _compressed(job, recipe, inputs, reporter, resume=resume)
         tried = surveyed.tried_as(compressed)
     above = target.above(tried.bytes, tried.judged)
-    return _Attempt(picks, recipe, predicted, compressed, tried, not above)
+    return _Attempt(picks, recipe, predicted, compressed, tried, not above, time.monotonic() - started)
 
 
 def _compressed(

@@ -343,6 +343,8 @@ def test_a_choice_is_tried_on_few_sequences_and_corrected(
         {False, True},
     ]
     assert len(attempts) == result.attempts
+    seconds = result.to_json()
+    assert 0 < seconds["trial_seconds"] < seconds["total_seconds"] - seconds["survey_seconds"] - seconds["seconds"]
     assert result.bytes <= asked
     assert result.first.kl == pytest.approx(TRIED * trial[2], rel=0.3)  # another choice than that tried
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]
@@ -416,6 +418,7 @@ def test_a_pair_of_which_only_norms_differ(pair: Pair, tmp_path: Path) -> None:
     assert point.kl == 0
     result = budget(only, tmp_path / "out", max_size=point.bytes)
     assert (result.attempts, result.judged.kl) == (1, 0)
+    assert (result.trial_seconds, result.survey_seconds > 0) == (0, True)
     verify(tmp_path / "out", base=only.base)
     with pytest.raises(InputError, match=rf"max_size {point.bytes - 1}: too small: .* alone .*; nothing was measured;"):
         budget(only, tmp_path / "least", max_size=point.bytes - 1)

@@ -33,3 +33,10 @@ def test_places_of_rows_neighbours_and_seeds_know_nothing_of_each_other() -> Non
 @pytest.mark.parametrize("seed", [0, 2**32 - 1])
 def test_any_seed_will_do(seed: int) -> None:
     assert int(drawn_mask(1, 4, 3, 16, seed=seed).sum()) == 12
+
+
+def test_of_equal_numbers_the_left_one_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of others the less, wherever they are: here 1 for places 0 to 7 and 15, 0 for 8 to 14."""
+    monkeypatch.setattr("deltacompress.numerics.bits.drawn._mixed", lambda numbers: (numbers % 16 < 9).int())
+    assert drawn_mask(2, 16, 1, 16, seed=0).flatten().nonzero().flatten().tolist() == [8, 9]
+    assert drawn_mask(8, 16, 1, 16, seed=0).flatten().nonzero().flatten().tolist() == [0, *range(8, 15)]
