@@ -32,6 +32,7 @@ def drawn_mask(
     found = torch.empty(rows, columns, dtype=torch.bool, device=device)
     for begin in range(0, rows, step):
         own = torch.arange(begin, min(begin + step, rows), device=device) + first[0]
+        # int() keeps the low 32 bits
         numbers = _mixed(_mixed((own + seed).int()).unsqueeze(1) + (inside + first[1]).int())
         numbers ^= _SIGN  # orders them as numbers without a sign are
         # of two that are equal the left one is less

@@ -82,7 +82,7 @@ def test_logits_of_prompts_however_many_rows_have_an_adapter(wide: Runtime, leng
 
 
 def test_logits_of_long_prompts(wide: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose low rank is in the launch of the base's product: the same bits, whatever runs the batch has."""
+    """Whose low rank is in the launch of the base's product: the same bits, whatever runs a batch has that takes it."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     if torch.cuda.get_device_capability()[0] != 9 or not helpers_for(1280, 3 * WIDTH, 36, processors):
         pytest.skip("not a Hopper GPU that does so with 1,280 rows")
