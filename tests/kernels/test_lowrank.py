@@ -244,3 +244,20 @@ def test_a_graph_is_replayed_with_other_slots(place: Place, limit: int) -> None:
         graph.replay()
         assert relative(found, low.exact(x, y, segments)) <= tolerances.ROUNDED_ONCE[str(BF16)].value
     assert torch.equal(found, y)
+
+
+@pytest.mark.parametrize("place", PLACES[2:])
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("rank", [1, 16, 17, 64, 100, 130])
+@pytest.mark.parametrize("columns", [4096, 2056, 72])
+def test_rows_and_tiles_give_the_same_bits(place: Place, dtype: torch.dtype, rank: int, columns: int) -> None:
+    """Each row with an adapter of its own, or as if others had it too."""
+    low = make_low(place[1], dtype, columns, (1000, 136), [rank] * 5, rank_limit=rank)
+    x, y = activations(place, dtype, 5, columns, 1136)
+    found = []
+    for limit in (1, 8, 60):
+        found.append(y.clone())
+        segments = Segments.build(rising([1] * 5), range(5), place[1], row_limit=limit)
+        kernels_of(place).add_low_rank(x, found[-1], segments, low.tables)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])

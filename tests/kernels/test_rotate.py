@@ -282,3 +282,27 @@ def test_rocm_is_given_no_option_that_it_does_not_know(monkeypatch: pytest.Monke
     assert adapters._only(maxnreg=168, launch_pdl=None) == {"maxnreg": 168}
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert adapters._only(maxnreg=168, launch_pdl=True) == {}
+
+
+@pytest.mark.parametrize("place", PLACES[2:])
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize(
+    ("size", "stride", "chunk"),
+    [(64, 1, 64), (32, 1, 32), (8, 1, 8), (4, 1, 4), (256, 1, 256), (64, 16, 4), (48, 1, 48)],
+)
+def test_rows_and_tiles_give_the_same_bits(
+    place: Place, dtype: torch.dtype, size: int, stride: int, chunk: int
+) -> None:
+    """Each row with a rotation of its own, or as if others had it too."""
+    features = 16 * 192
+    table = RotationTable(5, features, place[1], dtype)
+    generator = torch.Generator().manual_seed(1)
+    for slot in range(5):
+        table.set(slot, drawn(generator, features // size, size, size).to(place[1], dtype), stride, chunk)
+    x, found = drawn(generator, 5, features).to(place[1], dtype), []
+    for limit in (1, 8, 60):
+        found.append(torch.empty(1, 5, features, dtype=dtype, device=place[1]))
+        segments = Segments.build(rising([1] * 5), range(5), place[1], row_limit=limit)
+        kernels_of(place).rotate(x, found[-1], segments, [table])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])

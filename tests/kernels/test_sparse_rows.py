@@ -198,3 +198,17 @@ def test_a_graph_is_replayed_with_other_slots(place: Place, limit: int) -> None:
         graph.replay()
         assert relative(found, sparse.exact(x, y, segments)) <= tolerances.ROUNDED_ONCE[str(BF16)].value
     assert torch.equal(found, y)
+
+
+@pytest.mark.parametrize("place", PLACES[1:])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_the_same_bits_however_many_rows_a_run_may_have(place: Place, dtype: torch.dtype) -> None:
+    sparse = make_sparse(place[1], dtype, 300, (40, 21), [0.1, 0.6, 0.3])
+    x, y = activations(place, dtype, 4, 300, 61)
+    found = []
+    for limit in (1, 4, 60):
+        found.append(y.clone())
+        segments = Segments.build(rising([1] * 4), [0, 1, 2, 1], place[1], row_limit=limit)
+        kernels_of(place).add_sparse_rows(x, found[-1], segments, sparse.tables)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])

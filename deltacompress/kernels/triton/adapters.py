@@ -53,9 +53,12 @@ class _LowRankTiles:
 
 
 LOW_ONE_ROW = _LowRankTiles(
+    1, 16, 4, 128, 8, 2, 4, expand_bm=1, expand_br=64, bn=512, chunk=512, expand_warps=4, expand_stages=1
+)
+LOW_ONE_ROW_PLAIN = _LowRankTiles(
     1, 16, 4, 1024, 1, 4, 1, expand_bm=1, expand_br=32, bn=128, chunk=128, expand_warps=1, expand_stages=1
 )
-LOW_ONE_ROW_WIDE = replace(LOW_ONE_ROW, bk=512)  # factors of four bytes
+LOW_ONE_ROW_WIDE = replace(LOW_ONE_ROW_PLAIN, bk=512)  # factors of four bytes
 LOW_FEW_ROWS = _LowRankTiles(
     16, 32, 2, 128, 8, 4, 4, expand_bm=16, expand_br=64, bn=128, chunk=256, expand_warps=4, expand_stages=1
 )
@@ -92,7 +95,7 @@ def _row_tiles(segments: Segments, rows: int, bm: int) -> int:
 def _low_rank_tiles(limit: int, itemsize: int, plain: bool, *, short: bool) -> _LowRankTiles:
     """For runs of at most `limit` rows; itemsize: of the factors; plain: products of fp32, on ordinary cores."""
     if limit == 1:
-        return LOW_ONE_ROW if itemsize == 2 else LOW_ONE_ROW_WIDE
+        return LOW_ONE_ROW_WIDE if itemsize == 4 else LOW_ONE_ROW_PLAIN if plain else LOW_ONE_ROW
     if short:
         return LOW_FEW_ROWS_PLAIN if plain else LOW_FEW_ROWS
     return LOW_MANY_ROWS_PLAIN if plain else LOW_MANY_ROWS
@@ -118,7 +121,8 @@ class _RotationTiles:
     registers: int | None = None
 
 
-TURN_ONE_ROW = _RotationTiles(1, 256, 4, 4, programs=512, warps=4, stages=1)
+TURN_ONE_ROW = _RotationTiles(1, 64, 64, 1, programs=512, warps=1, stages=1, registers=128)
+TURN_ONE_ROW_PLAIN = _RotationTiles(1, 256, 4, 4, programs=512, warps=4, stages=1)
 TURN_FEW_ROWS = _RotationTiles(16, 64, 64, 1, programs=32, warps=4, stages=2)
 TURN_MANY_ROWS = _RotationTiles(64, 64, 64, 1, programs=32, warps=4, stages=3, wide=8, registers=168)
 TURN_PROGRAMS = 256
@@ -130,7 +134,7 @@ TURN_PLAIN = {"columns": 32, "depth": 32}
 def _rotation_tiles(limit: int, plain: bool, *, short: bool) -> _RotationTiles:
     """For runs of at most `limit` rows."""
     if limit <= 1:
-        return TURN_ONE_ROW
+        return TURN_ONE_ROW_PLAIN if plain else TURN_ONE_ROW
     tiles = TURN_FEW_ROWS if short else TURN_MANY_ROWS
     return replace(tiles, **TURN_PLAIN) if plain else tiles
 
@@ -157,6 +161,7 @@ class TritonAdapters(AdapterKernels):
     @override
     def add_low_rank(self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[LowRankTable]) -> None:
         from deltacompress.kernels.triton.lowrank import passes_kernel as kernel
+        from deltacompress.kernels.triton.lowrank.rows_kernel import WIDE
 
         check_side_by_side(y, segments, tables)
         check_input(x, y, segments, [one.in_features for one in tables])
@@ -165,19 +170,20 @@ class TritonAdapters(AdapterKernels):
             return
         plain = interpreted() or x.dtype == torch.float32 or x.dtype != first.dtype
         tiles = _low_rank_tiles(limit, first.dtype.itemsize, plain, short=_are_short(segments, x.shape[0]))
-        if limit == 1 and segments.capacity <= FEW_SLOTS:
+        if plain and limit == 1 and segments.capacity <= FEW_SLOTS:
             tiles = replace(tiles, **SPREAD)
         span, count, rows = tiles.bk * tiles.steps, len(tables), x.shape[0]
         splits, row_tiles = -(-first.in_features // span), _row_tiles(segments, rows, tiles.bm)
-        ranks = -(-max(one.rank_limit for one in tables) // kernel.WIDE.value) * kernel.WIDE.value
+        ranks = -(-max(one.rank_limit for one in tables) // WIDE.value) * WIDE.value
+        rank_programs = min(tiles.rank_programs, -(-ranks // tiles.br))
         parts = torch.empty(splits, count, rows, ranks, dtype=torch.float32, device=x.device)
         members, early = self._described(tables), self._begins_early
         common: dict[str, Any] = {
             "RANKS": ranks, "SPLITS": splits, "FACTOR": triton_type(first.dtype), "PLAIN": plain, "EARLY": early,
         }  # fmt: skip
-        kernel.shrink[row_tiles * tiles.rank_programs * splits, count, segments.capacity](
+        kernel.shrink[row_tiles * rank_programs * splits, count, segments.capacity](
             x, x.stride(0), parts, rows, segments.offsets, segments.slots, members, tiles.steps, row_tiles,
-            IN=first.in_features, RANK_PROGRAMS=tiles.rank_programs, BM=tiles.bm, BR=tiles.br,
+            IN=first.in_features, RANK_PROGRAMS=rank_programs, BM=tiles.bm, BR=tiles.br,
             BK=tiles.bk, **common, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         chunks = -(-max(one.out_features for one in tables) // tiles.chunk)
@@ -199,7 +205,7 @@ class TritonAdapters(AdapterKernels):
 
     @override
     def rotate(self, x: Tensor, out: Tensor, segments: Segments, tables: Sequence[RotationTable]) -> None:
-        from deltacompress.kernels.triton import rotate_kernel as kernel
+        from deltacompress.kernels.triton.rotation import rotate_kernel as kernel
 
         check_rotation(x, out, segments, tables)
         limit, first, rows, capacity = segments.row_limit, tables[0], out.shape[1], segments.capacity
@@ -229,11 +235,12 @@ class TritonAdapters(AdapterKernels):
             _add_long_runs(x, y, segments, tables)
         if limit == 0:
             return
-        bm, bn, bk = (1, 32, 32) if limit == 1 else (4, 16, 32) if limit <= 4 else (16, 16, 16)
+        # a thread has all sums of a row and an output, so that all three add them up in one order
+        bm, bn, warps = (1, 64, 2) if limit == 1 else (4, 8, 1) if limit <= 4 else (8, 16, 4)
         row_tiles, widest = _row_tiles(segments, x.shape[0], bm), max(one.out_features for one in tables)
         kernel.add[row_tiles * -(-widest // bn), len(tables), segments.capacity](
             x, y, x.stride(0), y.stride(0), limit, segments.offsets, segments.slots, self._described(tables), row_tiles,
-            VALUE=triton_type(tables[0].dtype), BM=bm, BN=bn, BK=bk, num_warps=4,
+            VALUE=triton_type(tables[0].dtype), BM=bm, BN=bn, num_warps=warps,
         )  # fmt: skip
 
     @override

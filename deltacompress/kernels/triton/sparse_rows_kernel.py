@@ -1,7 +1,8 @@
 """The Triton kernel of sparse deltas: y += x S^T with S in compressed rows. See kernels/adapters/sparse_rows.py.
 
-One program per (BN outputs, BM rows of one run or more, linear, run): it reads BK values of each output's row of S at
-a time, and fetches the activations that they stand beside, which lie in the cache.
+One program per (BN outputs, BM rows of one run or more, linear, run): it reads 32 values of each output's row of S at
+a time, and fetches the activations that they stand beside, which lie in the cache. In which order 32 sums are added up
+depends on how Triton spreads them over threads: where BM times BN are as many as threads, one has all 32 of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import triton
 import triton.language as tl
 
 from deltacompress.kernels.triton.found import find, part
+
+_AT_ONCE = tl.constexpr(32)
 
 
 @triton.jit(do_not_specialize=["row_limit"], do_not_specialize_on_alignment=["row_tiles"])  # type: ignore[untyped-decorator]
@@ -26,7 +29,6 @@ def add(  # type: ignore[no-untyped-def]
     VALUE: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
-    BK: tl.constexpr,
 ):
     """y[row, first column of the member + n] += x[row] * S[n], in runs of at most row_limit rows."""
     member = tl.program_id(1)
@@ -46,9 +48,9 @@ def add(  # type: ignore[no-untyped-def]
             row = tile + tl.arange(0, BM)
             row_ok = row < end
             x_rows = x + row.to(tl.int64) * x_stride
-            acc = tl.zeros((BM, BN, BK), dtype=tl.float32)
-            for step in range(0, tl.max(stop - start, 0), BK):
-                at = start[:, None] + step + tl.arange(0, BK)[None, :]
+            acc = tl.zeros((BM, BN, _AT_ONCE), dtype=tl.float32)
+            for step in range(0, tl.max(stop - start, 0), _AT_ONCE):
+                at = start[:, None] + step + tl.arange(0, _AT_ONCE)[None, :]
                 ok = at < stop[:, None]
                 k = tl.load(columns + at, mask=ok, other=0)
                 weight = tl.load(values + at, mask=ok, other=0.0).to(tl.float32)

@@ -16,7 +16,7 @@ from deltacompress.runtime.batch import MAX_VARIANTS, BatchRows
 from deltacompress.runtime.operands.operand import Traits, unlike
 from deltacompress.runtime.operands.product import BaseProduct, LinearOperand, LocalProduct, TableProduct
 
-_FIRST_LIMIT = 64
+_FIRST_LIMIT = 16
 """Ranks that a table takes; twice as many, and so on, once an adapter has more."""
 
 

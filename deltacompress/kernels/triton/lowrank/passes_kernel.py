@@ -1,9 +1,9 @@
 """The Triton kernels of low rank: u = x A^T in parts (shrink), y += scale u B^T (expand). See kernels/adapters/lowrank.
 
 A run's rank is read from the table, so tiles of ranks are a loop. The columns of x are split over programs, each of
-which leaves its part of u in `parts`; `expand` adds them up, always in one order. With one row a run (BM 1) both are
-sums of products that stream A and B; else tl.dot. `expand` multiplies fp32 by 16-bit factors: u goes through the tensor
-cores in two halves, so that nothing but y is rounded.
+which leaves its part of u in `parts`; `expand` adds them up, always in one order. One row a run (BM 1) takes
+rows_kernel.py; its bits are those of tiles, of any number of rows. `expand` multiplies fp32 by 16-bit factors: u goes
+through the tensor cores in two halves, so that nothing but y is rounded.
 
 EARLY: expand may begin while shrink runs (programmatic dependent launch): it looks up its adapter and loads what shrink
 does not write, then waits. Every program waits, or a kernel after both could begin before shrink has ended.
@@ -15,27 +15,7 @@ import triton
 import triton.language as tl
 
 from deltacompress.kernels.triton.found import find, part
-
-WIDE = tl.constexpr(4)
-"""Ranks of a row of parts that are loaded and stored at once: there are zeros after the last, up to so many."""
-
-
-@triton.jit
-def _padded(rank):  # type: ignore[no-untyped-def]
-    """The ranks of a row of parts, with the zeros after them."""
-    return (rank + WIDE - 1) // WIDE * WIDE
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _shrink_row(x_row, down, r, r_ok, column, IN: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[BR] sums of one row and BK columns; the barrier keeps ptxas from adding up before all of A is on its way."""
-    k = column + tl.arange(0, BK)
-    k_ok = k < IN
-    ok = r_ok[:, None] & k_ok[None, :]
-    weight = tl.load(down + r[:, None] * IN + k[None, :], mask=ok, other=0.0, eviction_policy="evict_first")
-    tl.debug_barrier()
-    value = tl.load(x_row + k, mask=k_ok, other=0.0)
-    return tl.sum(weight.to(tl.float32) * value.to(tl.float32)[None, :], axis=1)
+from deltacompress.kernels.triton.lowrank.rows_kernel import expand_row, loaded, padded, shrink_row
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -114,10 +94,10 @@ def shrink(  # type: ignore[no-untyped-def]
         for first in range(share * BR, rank, RANK_PROGRAMS * BR):
             r = first + tl.arange(0, BR)
             r_ok = r < rank
-            stored = r < _padded(rank)
+            stored = r < padded(rank)
             if BM == 1:
                 one = start.to(tl.int64)
-                sums = _shrink_row(x + one * x_stride, down, r, r_ok, column, IN, BK)
+                sums = shrink_row(x + one * x_stride, down, r, r_ok, column, steps, IN, BK, PLAIN)
                 tl.store(mine + one * RANKS + r, tl.where(r_ok, sums, 0.0), mask=stored)
             else:
                 for tile_start in range(start, end, row_tiles * BM):
@@ -132,43 +112,12 @@ def shrink(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _loaded(up, first, rank, out, n, BR: tl.constexpr, POLICY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """BR rows of B^T from `first` on, columns n; zeros after the last."""
-    r = first + tl.arange(0, BR)
-    ok = (r < rank)[:, None] & (n < out)[None, :]
-    return tl.load(up + r[:, None] * out + n[None, :], mask=ok, other=0.0, eviction_policy=POLICY)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _expand_row(  # type: ignore[no-untyped-def]
-    part_row, size, up, rank, out, n, SPLITS: tl.constexpr, BR: tl.constexpr, PLAIN: tl.constexpr, EARLY: tl.constexpr
-):
-    """Sums of one row, columns n; the first rows of B^T are loaded before u is waited for."""
-    acc = tl.zeros(n.shape, dtype=tl.float32)
-    weight = _loaded(up, 0, rank, out, n, BR, "evict_first")
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
-    for first in range(0, rank, BR):
-        if first > 0:
-            weight = _loaded(up, first, rank, out, n, BR, "evict_first")
-        r = first + tl.arange(0, BR)
-        u = tl.zeros((BR,), dtype=tl.float32)
-        for split in tl.static_range(SPLITS):
-            u += tl.load(part_row + split * size + r, mask=r < _padded(rank), other=0.0)
-        if not PLAIN:  # in halves, as tiles of several rows have it: which of them serve a row, others decide
-            high = u.to(up.dtype.element_ty).to(tl.float32)
-            u = high + (u - high).to(up.dtype.element_ty).to(tl.float32)
-        acc += tl.sum(weight.to(tl.float32) * u[:, None], axis=0)
-    return acc
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def _summed(  # type: ignore[no-untyped-def]
     part_rows, row_ok, part_size, first, rank, SPLITS: tl.constexpr, BR: tl.constexpr, TYPE: tl.constexpr
 ):
     """u [BM, BR] of ranks from `first` on: its parts, added up; rounded to TYPE, and what that leaves (fp32: whole)."""
     r = first + tl.arange(0, BR)
-    ok = row_ok[:, None] & (r < _padded(rank))[None, :]
+    ok = row_ok[:, None] & (r < padded(rank))[None, :]
     at = part_rows[:, None] + r[None, :]
     u = tl.load(at, mask=ok, other=0.0)
     for split in tl.static_range(1, SPLITS):
@@ -223,18 +172,18 @@ def _expand_tiles(  # type: ignore[no-untyped-def]
             sums, to = ahead, y_rows[:, None] + n[None, :]
             following = (step + BN < CHUNK) & (n + BN < out)
             ahead = tl.load(to + BN, mask=row_ok[:, None] & following[None, :], other=0.0)
-            weight = _loaded(up, 0, rank, out, n, BR, "")
+            weight = loaded(up, 0, rank, out, n, BR, "")
             tile = _multiplied(tl.zeros((BM, BN), dtype=tl.float32), high, low, weight, PLAIN)
             sums = sums.to(tl.float32) + scale * tile
             tl.store(to, sums.to(to.dtype.element_ty), mask=row_ok[:, None] & (n < out)[None, :])
     else:
         for step in range(0, CHUNK, BN):
             n = column + step + each
-            weight = _loaded(up, 0, rank, out, n, BR, "")
+            weight = loaded(up, 0, rank, out, n, BR, "")
             tile = _multiplied(tl.zeros((BM, BN), dtype=tl.float32), high, low, weight, PLAIN)
             for first in tl.range(BR, rank, BR, num_stages=1):
                 more, rest = _summed(part_rows, row_ok, part_size, first, rank, SPLITS, BR, TYPE)
-                weight = _loaded(up, first, rank, out, n, BR, "")
+                weight = loaded(up, first, rank, out, n, BR, "")
                 tile = _multiplied(tile, more, rest, weight, PLAIN)
             to, ok = y_rows[:, None] + n[None, :], row_ok[:, None] & (n < out)[None, :]
             sums = tl.load(to, mask=ok, other=0.0).to(tl.float32) + scale * tile
@@ -286,7 +235,7 @@ def expand(  # type: ignore[no-untyped-def]
             n = column + tl.arange(0, BN)
             to = mine + one * y_stride + n
             sums = tl.load(to, mask=n < out, other=0.0).to(tl.float32)
-            acc = _expand_row(sums_of + one * RANKS, part_size, up, rank, out, n, SPLITS, BR, PLAIN, EARLY)
+            acc = expand_row(sums_of + one * RANKS, part_size, up, rank, out, n, RANKS, SPLITS, BR, PLAIN, EARLY)
             tl.store(to, (sums + scale * acc).to(y.dtype.element_ty), mask=n < out)
         else:
             for tile_start in range(start, end, row_tiles * BM):

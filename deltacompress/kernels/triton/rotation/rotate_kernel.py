@@ -1,8 +1,8 @@
 """The Triton kernel of rotations: x R for rows of slots that have one, a copy of all others (kernels/adapters/rotate).
 
 Programs share the row tiles of all runs, which they count themselves: a launch has no more of them than rows can need,
-whatever its runs may be. One row a run (BM 1) is a sum of products that streams the blocks; more take tl.dot, with
-blocks smaller than a tile along its diagonal. Sizes are runtime values.
+whatever its runs may be. Tiles take tl.dot, with blocks smaller than a tile along its diagonal; one row a run (BM 1)
+takes row_kernel.py. Sizes are runtime values.
 """
 
 from __future__ import annotations
@@ -10,56 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _whole(number, by):  # type: ignore[no-untyped-def]
-    """number // by, by way of the inverse: exact up to 2^20."""
-    return ((number.to(tl.float32) + 0.5) * (1.0 / by.to(tl.float32))).to(tl.int32)
-
-
-@triton.jit
-def _column(block, k, size, stride, chunk):  # type: ignore[no-untyped-def]
-    """The feature that is value k of a block."""
-    group = _whole(block, stride)
-    return group * (stride * size) + (block - group * stride) * chunk + k + _whole(k, chunk) * ((stride - 1) * chunk)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _row(  # type: ignore[no-untyped-def]
-    x_row,
-    out_row,
-    blocks,
-    size,
-    stride,
-    chunk,
-    column,
-    FEATURES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    STEPS: tl.constexpr,
-    V: tl.constexpr,
-):
-    """COLUMNS columns of one row, DEPTH rows of each block in each of STEPS loads at once; V divides the size.
-
-    The few values of x of a step lie as the weights do: no thread waits for another before the last sum.
-    """
-    size = size // V * V  # says so to the compiler, as a hint about an argument does not
-    q = column + tl.arange(0, COLUMNS // V) * V
-    there = (q < FEATURES)[None, :]
-    block = _whole(q, size)
-    own = q - block * size
-    acc = tl.zeros((DEPTH, COLUMNS // V, V), dtype=tl.float32)
-    for first in range(0, size, DEPTH * STEPS):
-        for step in tl.static_range(STEPS):
-            k = (first + step * DEPTH + tl.arange(0, DEPTH))[:, None]
-            ok = there & (k < size)
-            at = (block * size * size + own)[None, :] + k * size
-            lane = tl.arange(0, V)[None, None, :]
-            weight = tl.load(blocks + (at[:, :, None] + lane), ok[:, :, None], 0.0, eviction_policy="evict_first")
-            value = tl.load(x_row + _column(block[None, :], k, size, stride, chunk), ok, 0.0).to(tl.float32)
-            acc += weight.to(tl.float32) * value[:, :, None]
-    to = _column(block[:, None], own[:, None] + tl.arange(0, V)[None, :], size, stride, chunk)
-    tl.store(out_row + to, tl.sum(acc, axis=0).to(out_row.dtype.element_ty), (q < FEATURES)[:, None])
+from deltacompress.kernels.triton.rotation.row_kernel import column_of, turned_row, whole
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -82,14 +33,14 @@ def _tile(  # type: ignore[no-untyped-def]
     """COLUMNS columns of BM rows, DEPTH rows of their blocks at a time; V divides the size and the chunks."""
     size, chunk = size // V * V, chunk // V * V
     q = column + tl.arange(0, COLUMNS)
-    block = _whole(q, size)
-    start = _whole(column, size) * size
-    stop = tl.minimum((_whole(column + COLUMNS - 1, size) + 1) * size, FEATURES)
+    block = whole(q, size)
+    start = whole(column, size) * size
+    stop = tl.minimum((whole(column + COLUMNS - 1, size) + 1) * size, FEATURES)
     acc = tl.zeros((BM, COLUMNS), dtype=tl.float32)
     for first in range(start, stop, DEPTH):
         p = first + tl.arange(0, DEPTH)
-        from_block = _whole(p, size)
-        source = _column(from_block, p - from_block * size, size, stride, chunk)
+        from_block = whole(p, size)
+        source = column_of(from_block, p - from_block * size, size, stride, chunk)
         source = tl.max_contiguous(tl.multiple_of(source, V), V)
         ok = tl.max_constancy(row_ok[:, None] & (p < FEATURES)[None, :], [1, V])
         value = tl.load(x_rows[:, None] + source[None, :], mask=ok, other=0.0)
@@ -102,8 +53,8 @@ def _tile(  # type: ignore[no-untyped-def]
             acc = tl.dot(value, weight, acc)
     # V neighbours are a dimension of their own: of hints Triton 3.6 makes nothing here, and stores two bytes at a time
     g = column + tl.arange(0, COLUMNS // V) * V
-    block = _whole(g, size)
-    to = _column(block, g - block * size, size, stride, chunk)[None, :, None] + tl.arange(0, V)[None, None, :]
+    block = whole(g, size)
+    to = column_of(block, g - block * size, size, stride, chunk)[None, :, None] + tl.arange(0, V)[None, None, :]
     ok = row_ok[:, None] & (g < FEATURES)[None, :]
     found = tl.reshape(acc.to(out_rows.dtype.element_ty), (BM, COLUMNS // V, V))
     tl.store(out_rows[:, None, None] + to, found, mask=ok[:, :, None])
@@ -137,7 +88,7 @@ def _neighbours(  # type: ignore[no-untyped-def]
         begin = column + tile * COLUMNS
         p = begin // (steps * COLUMNS) * (steps * COLUMNS) + step * COLUMNS + each
         q = begin + each
-        block, from_block = _whole(q, size), _whole(p, size)
+        block, from_block = whole(q, size), whole(p, size)
         value = tl.load(x_rows[:, None] + p[None, :], mask=row_ok[:, None] & (p < FEATURES)[None, :], other=0.0)
         own = tl.max_contiguous(tl.multiple_of(q - block * size, 8), 8)
         same = (from_block[:, None] == block[None, :]) & (q < FEATURES)[None, :]
@@ -151,30 +102,6 @@ def _neighbours(  # type: ignore[no-untyped-def]
             ok = row_ok[:, None] & (q < FEATURES)[None, :]
             tl.store(out_rows[:, None] + q[None, :], acc.to(out_rows.dtype.element_ty), mask=ok)
             acc = tl.zeros((BM, COLUMNS), dtype=tl.float32)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _turned_row(  # type: ignore[no-untyped-def]
-    x_row,
-    out_row,
-    blocks,
-    size,
-    stride,
-    chunk,
-    column,
-    FEATURES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    STEPS: tl.constexpr,
-):
-    """COLUMNS columns of one row, as its blocks are; size 0: it has none."""
-    if size == 0:
-        n = column + tl.arange(0, COLUMNS)
-        tl.store(out_row + n, tl.load(x_row + n, mask=n < FEATURES), mask=n < FEATURES)
-    elif size % 8 != 0:
-        _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 1, 1)
-    else:
-        _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, STEPS, 8)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -270,9 +197,9 @@ def rotate(  # type: ignore[no-untyped-def]
         x_own, out_own = x + member * x_member, out + member * out_member
         if BM == 1:
             at = tl.cast(first, tl.int64)
-            _turned_row(
+            turned_row(
                 x_own + at * x_stride, out_own + at * out_stride, blocks, size, stride, chunk, column, FEATURES,
-                COLUMNS, DEPTH, STEPS,
+                COLUMNS, DEPTH, STEPS, PLAIN,
             )  # fmt: skip
         else:
             row = first + tl.arange(0, BM)  # so, in 32 bits: sums of addresses take twice the registers

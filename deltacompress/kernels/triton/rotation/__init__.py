@@ -1,0 +1,1 @@
+"""Rotations: the Triton kernel, and its way of one row."""
