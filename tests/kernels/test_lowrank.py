@@ -16,6 +16,7 @@ from torch import Tensor
 from deltacompress.errors import InputError
 from deltacompress.kernels import Segments
 from deltacompress.kernels.adapters import LowRankTable
+from deltacompress.kernels.triton import adapters
 
 RANKS = [1, 3, 8, 17, 64, 0]
 """By slot; slot 5 is empty, and so is slot 6."""
@@ -261,3 +262,18 @@ def test_rows_and_tiles_give_the_same_bits(place: Place, dtype: torch.dtype, ran
         kernels_of(place).add_low_rank(x, found[-1], segments, low.tables)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[1], found[2])
+
+
+@pytest.mark.parametrize("place", PLACES[1:2])
+@pytest.mark.parametrize("rank", [1, 16, 17, 64, 100, 130])
+@pytest.mark.parametrize("columns", [2056, 72])
+def test_one_row_on_tensor_cores(place: Place, rank: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU runs for rows of 16 bits, which the interpreter would not choose."""
+    monkeypatch.setattr(adapters, "interpreted", lambda: False)
+    low = make_low(place[1], F16, columns, (600, 136), [rank, 3, 20], rank_limit=rank + 20)
+    segments = Segments.build(rising([1] * 5), [0, 2, -1, 1, 3], place[1])
+    x, y = activations(place, F16, 5, columns, 736)
+    exact, before = low.exact(x, y, segments), y.clone()
+    kernels_of(place).add_low_rank(x, y, segments, low.tables)
+    assert relative(y[[0, 1, 3]], exact[[0, 1, 3]]) <= bound(place, F16)
+    assert torch.equal(y[[2, 4]], before[[2, 4]])

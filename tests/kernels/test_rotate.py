@@ -306,3 +306,20 @@ def test_rows_and_tiles_give_the_same_bits(
         kernels_of(place).rotate(x, found[-1], segments, [table])
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[1], found[2])
+
+
+@pytest.mark.parametrize("place", PLACES[1:2])
+@pytest.mark.parametrize("features", [192, 320])
+def test_one_row_on_tensor_cores(place: Place, features: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU runs for rows of 16 bits, which the interpreter would not choose."""
+    monkeypatch.setattr(adapters, "interpreted", lambda: False)
+    rotated = make_rotated(place[1], F16, features, [0] * 8)
+    kinds = [(64, 1, 64), (32, 1, 8), (16, 4, 4), (features // 2, 1, features // 2), (4, 1, 4), (6, 1, 6), (8, 8, 2)]
+    for slot, (size, stride, chunk) in enumerate(kinds):
+        if features % (size * stride) == 0:
+            rotated.put(slot, size, stride, chunk, seed=slot)
+    segments = Segments.build(rising([1] * 9), [0, 1, 2, 3, 4, 5, 6, 7, -1], place[1])
+    x = activations(place, F16, 10, features)
+    out = turned(place, x, segments, rotated)
+    assert relative(out, rotated.exact(x, segments)) <= bound(place, F16)
+    assert torch.equal(out[7:], x[7:])
