@@ -71,8 +71,6 @@ LOW_MANY_ROWS_PLAIN = _LowRankTiles(
 )
 
 
-FEW_SLOTS, SPREAD = 8, {"br": 4, "rank_programs": 16}
-"""Slots of one row that would leave most processors idle, and tiles for them that give the same sums."""
 _SHORT = 32
 """Rows of a run that tiles of few rows are for."""
 
@@ -170,8 +168,6 @@ class TritonAdapters(AdapterKernels):
             return
         plain = interpreted() or x.dtype == torch.float32 or x.dtype != first.dtype
         tiles = _low_rank_tiles(limit, first.dtype.itemsize, plain, short=_are_short(segments, x.shape[0]))
-        if plain and limit == 1 and segments.capacity <= FEW_SLOTS:
-            tiles = replace(tiles, **SPREAD)
         span, count, rows = tiles.bk * tiles.steps, len(tables), x.shape[0]
         splits, row_tiles = -(-first.in_features // span), _row_tiles(segments, rows, tiles.bm)
         ranks = -(-max(one.rank_limit for one in tables) // WIDE.value) * WIDE.value
