@@ -253,7 +253,7 @@ def test_a_graph_is_replayed_with_other_slots(place: Place, limit: int) -> None:
 @pytest.mark.parametrize("columns", [4096, 2056, 72])
 def test_rows_and_tiles_give_the_same_bits(place: Place, dtype: torch.dtype, rank: int, columns: int) -> None:
     """Each row with an adapter of its own, or as if others had it too."""
-    low = make_low(place[1], dtype, columns, (1000, 136), [rank] * 5, rank_limit=rank)
+    low = make_low(place[1], dtype, columns, (1000, 136), [rank, 1, 16, 3, rank], rank_limit=max(rank, 16))
     x, y = activations(place, dtype, 5, columns, 1136)
     found = []
     for limit in (1, 8, 60):
@@ -270,7 +270,7 @@ def test_rows_and_tiles_give_the_same_bits(place: Place, dtype: torch.dtype, ran
 def test_one_row_on_tensor_cores(place: Place, rank: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU runs for rows of 16 bits, which the interpreter would not choose."""
     monkeypatch.setattr(adapters, "interpreted", lambda: False)
-    low = make_low(place[1], F16, columns, (600, 136), [rank, 3, 20], rank_limit=rank + 20)
+    low = make_low(place[1], F16, columns, (600, 136), [rank, 3, min(rank, 20)], rank_limit=max(rank, 3))
     segments = Segments.build(rising([1] * 5), [0, 2, -1, 1, 3], place[1])
     x, y = activations(place, F16, 5, columns, 736)
     exact, before = low.exact(x, y, segments), y.clone()

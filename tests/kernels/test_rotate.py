@@ -135,7 +135,7 @@ def test_linears_of_one_input(place: Place, rows: list[int]) -> None:
 @pytest.mark.parametrize("each", [1, 2, 17])
 def test_more_rows_than_programs(place: Place, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs go on with other tiles, of runs of any length, and of more runs than are counted at first."""
-    for name in ("TURN_ONE_ROW", "TURN_FEW_ROWS", "TURN_MANY_ROWS"):
+    for name in ("TURN_ONE_ROW_PLAIN", "TURN_FEW_ROWS", "TURN_MANY_ROWS"):
         monkeypatch.setattr(adapters, name, replace(getattr(adapters, name), programs=3))
     rotated = make_rotated(place[1], F32, 32, [16, 0, 4])
     counts = [35, each, 0, each, 1] if each > 2 else [35, *[each, 0, 1] * 45]
@@ -288,7 +288,7 @@ def test_rocm_is_given_no_option_that_it_does_not_know(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize(
     ("size", "stride", "chunk"),
-    [(64, 1, 64), (32, 1, 32), (8, 1, 8), (4, 1, 4), (256, 1, 256), (64, 16, 4), (48, 1, 48)],
+    [(64, 1, 64), (32, 1, 32), (8, 1, 8), (4, 1, 4), (256, 1, 256), (64, 16, 4), (48, 1, 48), (6, 1, 6), (24, 2, 2)],
 )
 def test_rows_and_tiles_give_the_same_bits(
     place: Place, dtype: torch.dtype, size: int, stride: int, chunk: int
@@ -313,6 +313,7 @@ def test_rows_and_tiles_give_the_same_bits(
 def test_one_row_on_tensor_cores(place: Place, features: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU runs for rows of 16 bits, which the interpreter would not choose."""
     monkeypatch.setattr(adapters, "interpreted", lambda: False)
+    monkeypatch.setattr(adapters, "TURN_ONE_ROW", replace(adapters.TURN_ONE_ROW, programs=3))
     rotated = make_rotated(place[1], F16, features, [0] * 8)
     kinds = [(64, 1, 64), (32, 1, 8), (16, 4, 4), (features // 2, 1, features // 2), (4, 1, 4), (6, 1, 6), (8, 8, 2)]
     for slot, (size, stride, chunk) in enumerate(kinds):

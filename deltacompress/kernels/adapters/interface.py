@@ -20,8 +20,9 @@ class AdapterKernels(ABC):
 
     Activations are fp32, fp16 or bf16 with contiguous rows, as many as `segments` has or more. Sums are fp32 and
     rounded once, where they are written. Rows of the base, of empty slots and after the last run stay (`rotate` copies
-    them). Results depend neither on the order of anything nor on a row's neighbours, but for whether `low_rank_linear`
-    serves a product, which all runs decide, for products of fp32, and for sparse rows of long runs.
+    them). Results depend on the order of nothing. Those of Triton's kernels do not depend on a row's neighbours either,
+    but for whether `low_rank_linear` serves a product, which all runs decide; where activations or factors are fp32, or
+    not of one dtype; and for runs of more than 64 sparse rows, of segments that are not fixed.
 
     Attributes:
         name: "reference" or "triton".

@@ -103,15 +103,14 @@ def _low_rank_tiles(limit: int, itemsize: int, plain: bool, *, short: bool) -> _
 class _RotationTiles:
     """Tiles of the launch of rotations, for runs of so many rows.
 
-    bm, columns: rows and columns of a tile. depth: rows of blocks in a step; steps: so many are loaded at once where
-    there is one row. programs: those of a column tile at most, which share its row tiles. wide: tiles side by side of
-    one program at most, where there are enough for all processors. registers: of a thread, None: any number.
+    bm, columns: rows and columns of a tile. depth: rows of blocks in a step. programs: those of a column tile at most,
+    which share its row tiles. wide: tiles side by side of one program at most, where there are enough for all
+    processors. registers: of a thread, so that a processor has room for more programs; None: any number.
     """
 
     bm: int
     columns: int
     depth: int
-    steps: int
     programs: int
     warps: int
     stages: int
@@ -119,10 +118,10 @@ class _RotationTiles:
     registers: int | None = None
 
 
-TURN_ONE_ROW = _RotationTiles(1, 64, 64, 1, programs=512, warps=1, stages=1, registers=128)
-TURN_ONE_ROW_PLAIN = _RotationTiles(1, 256, 4, 4, programs=512, warps=4, stages=1)
-TURN_FEW_ROWS = _RotationTiles(16, 64, 64, 1, programs=32, warps=4, stages=2)
-TURN_MANY_ROWS = _RotationTiles(64, 64, 64, 1, programs=32, warps=4, stages=3, wide=8, registers=168)
+TURN_ONE_ROW = _RotationTiles(1, 64, 64, programs=512, warps=1, stages=1, registers=128)
+TURN_ONE_ROW_PLAIN = _RotationTiles(1, 256, 4, programs=512, warps=4, stages=1)
+TURN_FEW_ROWS = _RotationTiles(16, 64, 64, programs=32, warps=4, stages=2)
+TURN_MANY_ROWS = _RotationTiles(64, 64, 64, programs=32, warps=4, stages=3, wide=8, registers=168)
 TURN_PROGRAMS = 256
 """So many at least, before one takes several tiles side by side."""
 TURN_PLAIN = {"columns": 32, "depth": 32}
@@ -214,7 +213,7 @@ class TritonAdapters(AdapterKernels):
             x, out, x.stride(0) if x.dim() == 3 else 0, x.stride(-2), out.stride(0), out.stride(1), rows, capacity,
             wide, segments.offsets, segments.slots, self._described(tables), RUNS=max(128, 1 << capacity.bit_length()),
             FEATURES=first.features, BLOCK=triton_type(first.dtype), BM=tiles.bm, COLUMNS=tiles.columns,
-            DEPTH=tiles.depth, STEPS=tiles.steps, PLAIN=plain, num_warps=tiles.warps, num_stages=tiles.stages,
+            DEPTH=tiles.depth, PLAIN=plain, num_warps=tiles.warps, num_stages=tiles.stages,
             **_only(maxnreg=tiles.registers),
         )  # fmt: skip
 
@@ -231,12 +230,11 @@ class TritonAdapters(AdapterKernels):
             _add_long_runs(x, y, segments, tables)
         if limit == 0:
             return
-        # a thread has all sums of a row and an output, so that all three add them up in one order
-        bm, bn, warps = (1, 64, 2) if limit == 1 else (4, 8, 1) if limit <= 4 else (8, 16, 4)
+        bm, bn = (1, 64) if limit == 1 else (4, 8) if limit <= 4 else (8, 16)
         row_tiles, widest = _row_tiles(segments, x.shape[0], bm), max(one.out_features for one in tables)
         kernel.add[row_tiles * -(-widest // bn), len(tables), segments.capacity](
             x, y, x.stride(0), y.stride(0), limit, segments.offsets, segments.slots, self._described(tables), row_tiles,
-            VALUE=triton_type(tables[0].dtype), BM=bm, BN=bn, num_warps=warps,
+            VALUE=triton_type(tables[0].dtype), BM=bm, BN=bn, num_warps=bm * bn // 32,
         )  # fmt: skip
 
     @override

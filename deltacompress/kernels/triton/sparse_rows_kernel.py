@@ -1,8 +1,8 @@
 """The Triton kernel of sparse deltas: y += x S^T with S in compressed rows. See kernels/adapters/sparse_rows.py.
 
-One program per (BN outputs, BM rows of one run or more, linear, run): it reads 32 values of each output's row of S at
-a time, and fetches the activations that they stand beside, which lie in the cache. In which order 32 sums are added up
-depends on how Triton spreads them over threads: where BM times BN are as many as threads, one has all 32 of them.
+One program per (BN outputs, BM rows of one run or more, linear, run): it reads 32 values of each output's row of S at a
+time, and fetches the activations that they stand beside, which lie in the cache. Tiles add up 32 sums in one order,
+whatever BM and BN are, where BM times BN are as many as threads: tests hold it on a GPU.
 """
 
 from __future__ import annotations

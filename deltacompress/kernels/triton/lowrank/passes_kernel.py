@@ -2,8 +2,8 @@
 
 A run's rank is read from the table, so tiles of ranks are a loop. The columns of x are split over programs, each of
 which leaves its part of u in `parts`; `expand` adds them up, always in one order. One row a run (BM 1) takes
-rows_kernel.py; its bits are those of tiles, of any number of rows. `expand` multiplies fp32 by 16-bit factors: u goes
-through the tensor cores in two halves, so that nothing but y is rounded.
+rows_kernel.py; on tensor cores its bits are those of tiles, of any number of rows. `expand` multiplies fp32 by 16-bit
+factors: u goes through the tensor cores in two halves, so that nothing but y is rounded.
 
 EARLY: expand may begin while shrink runs (programmatic dependent launch): it looks up its adapter and loads what shrink
 does not write, then waits. Every program waits, or a kernel after both could begin before shrink has ended.
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from deltacompress.kernels.triton.found import find, part
-from deltacompress.kernels.triton.lowrank.rows_kernel import expand_row, loaded, padded, shrink_row
+from deltacompress.kernels.triton.lowrank.rows_kernel import added_up, expand_row, halves, loaded, padded, shrink_row
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -118,12 +118,7 @@ def _summed(  # type: ignore[no-untyped-def]
     """u [BM, BR] of ranks from `first` on: its parts, added up; rounded to TYPE, and what that leaves (fp32: whole)."""
     r = first + tl.arange(0, BR)
     ok = row_ok[:, None] & (r < padded(rank))[None, :]
-    at = part_rows[:, None] + r[None, :]
-    u = tl.load(at, mask=ok, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        u += tl.load(at + split * part_size, mask=ok, other=0.0)
-    high = u.to(TYPE)
-    return high, (u - high.to(tl.float32)).to(TYPE)
+    return halves(added_up(part_rows[:, None] + r[None, :], ok, part_size, SPLITS), TYPE)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -1,8 +1,7 @@
 """One row of low rank, for the kernels of passes_kernel.py: A and B are streamed, and no tile is made of empty rows.
 
-On tensor cores (PLAIN: on ordinary ones, in fp32) the row is the narrow side of the product, eight columns that are all
-the same, and A's ranks, or B's outputs, the long one. Its sums are those of tiles, product by product in one order,
-so a row has the same bits whichever of the two serve it.
+On tensor cores the row is the narrow side of the product, and A's ranks, or B's outputs, the long one (narrow.py): a
+row has the same bits as in a tile. PLAIN: on ordinary cores, in fp32, in an order of its own.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from deltacompress.kernels.triton.narrow import NARROW, of_row, times_row
+
 WIDE = tl.constexpr(4)
 """Ranks of a row of parts that are loaded and stored at once: there are zeros after the last, up to so many."""
-_NARROW = tl.constexpr(8)
-"""Columns of a tensor core's narrow side."""
 _FEW = tl.constexpr(16)
 """Ranks that a tensor core multiplies at once."""
 
@@ -32,6 +31,22 @@ def loaded(up, first, rank, out, n, BR: tl.constexpr, POLICY: tl.constexpr):  # 
     return tl.load(up + r[:, None] * out + n[None, :], mask=ok, other=0.0, eviction_policy=POLICY)
 
 
+@triton.jit
+def added_up(at, ok, size, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """u: its parts, `size` apart, the first ones at `at`, added up in one order."""
+    u = tl.load(at, mask=ok, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        u += tl.load(at + split * size, mask=ok, other=0.0)
+    return u
+
+
+@triton.jit
+def halves(u, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """u rounded to TYPE, and what that leaves."""
+    high = u.to(TYPE)
+    return high, (u - high.to(tl.float32)).to(TYPE)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def shrink_row(  # type: ignore[no-untyped-def]
     x_row, down, r, r_ok, column, steps, IN: tl.constexpr, BK: tl.constexpr, PLAIN: tl.constexpr
@@ -40,14 +55,14 @@ def shrink_row(  # type: ignore[no-untyped-def]
     if PLAIN:
         sums = _plain_sums(x_row, down, r, r_ok, column, IN, BK)
     else:
-        acc = tl.zeros((r.shape[0], _NARROW), dtype=tl.float32)
+        acc = tl.zeros((r.shape[0], NARROW), dtype=tl.float32)
         for step in range(steps):
             k = column + step * BK + tl.arange(0, BK)
             ok, at = r_ok[:, None] & (k < IN)[None, :], r[:, None] * IN + k[None, :]
             weight = tl.load(down + at, mask=ok, other=0.0, eviction_policy="evict_first")
             value = tl.load(x_row + k, mask=k < IN, other=0.0)
-            acc = tl.dot(weight, tl.broadcast_to(value[:, None], (BK, _NARROW)), acc)
-        sums = tl.max(acc, axis=1)
+            acc = times_row(weight, value, acc)
+        sums = of_row(acc)
     return sums
 
 
@@ -65,31 +80,28 @@ def _plain_sums(x_row, down, r, r_ok, column, IN: tl.constexpr, BK: tl.constexpr
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _inner(part_row, size, first, rank, SPLITS: tl.constexpr, BR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """u [BR] of ranks from `first` on: its parts, added up."""
+    """u [BR] of ranks from `first` on."""
     r = first + tl.arange(0, BR)
-    u = tl.load(part_row + r, mask=r < padded(rank), other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        u += tl.load(part_row + split * size + r, mask=r < padded(rank), other=0.0)
-    return u
+    return added_up(part_row + r, r < padded(rank), size, SPLITS)
 
 
 @triton.jit
 def _added(acc, weight, u):  # type: ignore[no-untyped-def]
     """acc [BN, 8] + B^T's columns times u, in two halves."""
-    high = u.to(weight.dtype)
-    low = (u - high.to(tl.float32)).to(weight.dtype)
+    high, low = halves(u, weight.dtype)
     across = tl.trans(weight)
-    acc = tl.dot(across, tl.broadcast_to(high[:, None], (u.shape[0], _NARROW)), acc)
-    return tl.dot(across, tl.broadcast_to(low[:, None], (u.shape[0], _NARROW)), acc)
+    return times_row(across, low, times_row(across, high, acc))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _products(part_row, size, up, rank, out, n, SPLITS: tl.constexpr, BR: tl.constexpr, EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """acc [BN, 8], BR ranks at a time; the first of B^T are loaded before u is waited for."""
+def _products(  # type: ignore[no-untyped-def]
+    part_row, size, up, rank, out, n, SPLITS: tl.constexpr, BR: tl.constexpr, EARLY: tl.constexpr
+):
+    """[BN, 8] of the first BR ranks; their rows of B^T are loaded before u is waited for."""
     weight = loaded(up, 0, rank, out, n, BR, "evict_first")
     if EARLY:
         tl.extra.cuda.gdc_wait()
-    acc = tl.zeros((n.shape[0], _NARROW), dtype=tl.float32)
+    acc = tl.zeros((n.shape[0], NARROW), dtype=tl.float32)
     return _added(acc, weight, _inner(part_row, size, 0, rank, SPLITS, BR))
 
 
@@ -107,11 +119,15 @@ def expand_row(  # type: ignore[no-untyped-def]
     PLAIN: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Sums of one row, columns n. BR: as tiles have it: first halves of so many ranks come before their second ones."""
+    """Sums of one row, columns n.
+
+    BR: as tiles have it, since the first halves of so many ranks come before their second ones. Up to 16 ranks take 16:
+    the others are zeros. Tables of no more (RANKS) take programs without the longer way, which has more registers.
+    """
     if PLAIN:
         sums = _plain_products(part_row, size, up, rank, out, n, SPLITS, BR, EARLY)
     elif RANKS <= _FEW:
-        sums = tl.max(_products(part_row, size, up, rank, out, n, SPLITS, _FEW, EARLY), axis=1)
+        sums = of_row(_products(part_row, size, up, rank, out, n, SPLITS, _FEW, EARLY))
     else:
         if rank <= _FEW:
             acc = _products(part_row, size, up, rank, out, n, SPLITS, _FEW, EARLY)
@@ -120,7 +136,7 @@ def expand_row(  # type: ignore[no-untyped-def]
             for first in tl.range(BR, rank, BR, num_stages=1):
                 weight = loaded(up, first, rank, out, n, BR, "evict_first")
                 acc = _added(acc, weight, _inner(part_row, size, first, rank, SPLITS, BR))
-        sums = tl.max(acc, axis=1)
+        sums = of_row(acc)
     return sums
 
 

@@ -169,7 +169,6 @@ def rotate(  # type: ignore[no-untyped-def]
     BM: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    STEPS: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
     """out[member, row] = x[member, row] R of the row's slot in the member's table, rows after the last run included.
@@ -199,7 +198,7 @@ def rotate(  # type: ignore[no-untyped-def]
             at = tl.cast(first, tl.int64)
             turned_row(
                 x_own + at * x_stride, out_own + at * out_stride, blocks, size, stride, chunk, column, FEATURES,
-                COLUMNS, DEPTH, STEPS, PLAIN,
+                COLUMNS, DEPTH, PLAIN,
             )  # fmt: skip
         else:
             row = first + tl.arange(0, BM)  # so, in 32 bits: sums of addresses take twice the registers

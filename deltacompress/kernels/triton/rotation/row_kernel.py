@@ -1,7 +1,7 @@
 """One row of a rotation, for the kernel of rotate_kernel.py, and where the features of a block are.
 
-On tensor cores (PLAIN: on ordinary ones, in fp32) the row is the narrow side of the product, eight columns that are all
-the same. Its sums are those of tiles, in one order, so a row has the same bits whichever of the two serve it.
+On tensor cores the row is the narrow side of the product (narrow.py): a row has the same bits as in a tile. PLAIN: on
+ordinary cores, in fp32, in an order of its own.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_NARROW = tl.constexpr(8)
-"""Columns of a tensor core's narrow side."""
+from deltacompress.kernels.triton.narrow import NARROW, of_row, times_row
 
 
 @triton.jit
@@ -84,15 +83,15 @@ def _row_on_cores(  # type: ignore[no-untyped-def]
     block = whole(q, size)
     own = tl.max_contiguous(tl.multiple_of(q - block * size, V), V)
     stop = tl.minimum((whole(column + COLUMNS - 1, size) + 1) * size, FEATURES)
-    acc = tl.zeros((COLUMNS, _NARROW), dtype=tl.float32)
+    acc = tl.zeros((COLUMNS, NARROW), dtype=tl.float32)
     for first in range(whole(column, size) * size, stop, DEPTH):
         p = first + tl.arange(0, DEPTH)
         of = whole(p, size)
         value = tl.load(x_row + column_of(of, p - of * size, size, stride, chunk), mask=p < FEATURES, other=0.0)
         same = tl.max_constancy((of[:, None] == block[None, :]) & (q < FEATURES)[None, :], [1, V])
         weight = tl.load(blocks + (p[:, None] * size + own[None, :]), same, 0.0, eviction_policy="evict_first")
-        acc = tl.dot(tl.trans(weight), tl.broadcast_to(value[:, None], (DEPTH, _NARROW)), acc)
-    found = tl.max(acc, axis=1).to(out_row.dtype.element_ty)
+        acc = times_row(tl.trans(weight), value, acc)
+    found = of_row(acc).to(out_row.dtype.element_ty)
     tl.store(out_row + column_of(block, q - block * size, size, stride, chunk), found, mask=q < FEATURES)
 
 
@@ -108,7 +107,6 @@ def turned_row(  # type: ignore[no-untyped-def]
     FEATURES: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    STEPS: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
     """COLUMNS columns of one row, as its blocks are; size 0: it has none."""
@@ -119,8 +117,9 @@ def turned_row(  # type: ignore[no-untyped-def]
         if size % 8 != 0:
             _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 1, 1)
         else:
-            _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, STEPS, 8)
+            _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 4, 8)
     elif (size % 4 == 0) & (chunk % 4 == 0):
         _row_on_cores(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 4)
     else:
-        _row_on_cores(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 1)
+        for part in range(0, COLUMNS, 16):  # as tiles have it
+            _row_on_cores(x_row, out_row, blocks, size, stride, chunk, column + part, FEATURES, 16, 16, 1)
