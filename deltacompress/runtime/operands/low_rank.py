@@ -17,7 +17,7 @@ from deltacompress.runtime.operands.operand import Traits, unlike
 from deltacompress.runtime.operands.product import BaseProduct, LinearOperand, LocalProduct, TableProduct
 
 _FIRST_LIMIT = 16
-"""Ranks that a table takes; twice as many, and so on, once an adapter has more. One row of 16 has a way of its own."""
+"""Ranks that a table takes; twice as many, and so on, once an adapter has more. Programs for 16 are shorter."""
 
 
 @dataclass(frozen=True)

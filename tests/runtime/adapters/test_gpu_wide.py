@@ -73,7 +73,7 @@ def test_tokens_in_any_company(wide: Runtime) -> None:
     requests = [(name, random_ids(7, seed)) for seed, name in enumerate(names)]
     told = [one.tokens for one in wide.complete(requests, 24)]
     assert len(set(told)) == len(told)
-    batches = companies(requests, names * 2)
+    batches = companies(requests, [None] * len(names), names * 2)
     assert not [names[k] for k, at, others in batches if wide.complete(others, 24)[at].tokens != told[k]]
 
 
@@ -104,7 +104,7 @@ def test_logits_of_long_prompts(wide: Runtime, monkeypatch: pytest.MonkeyPatch) 
     requests: list[Asked] = [((None, "lora", "lora 64")[i % 3], random_ids(160, i)) for i in range(8)]
     logits = wide.logits(requests)
     assert launches
-    for k, at, others in companies(requests, ["lora 64"] * 8, [None, "lora", "lora 64"] * 5):
+    for k, at, others in companies(requests, ["lora"] * 8, ["lora 64"] * 8, [None, "lora", "lora 64"] * 5):
         launches.clear()
         assert torch.equal(wide.logits(others)[at], logits[k])
         assert launches or all(name is None for name, _ in others)

@@ -31,7 +31,7 @@ def loaded(up, first, rank, out, n, BR: tl.constexpr, POLICY: tl.constexpr):  # 
     return tl.load(up + r[:, None] * out + n[None, :], mask=ok, other=0.0, eviction_policy=POLICY)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def added_up(at, ok, size, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
     """u: its parts, `size` apart, the first ones at `at`, added up in one order."""
     u = tl.load(at, mask=ok, other=0.0)
@@ -40,7 +40,7 @@ def added_up(at, ok, size, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def
     return u
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def halves(u, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
     """u rounded to TYPE, and what that leaves."""
     high = u.to(TYPE)
@@ -122,7 +122,7 @@ def expand_row(  # type: ignore[no-untyped-def]
     """Sums of one row, columns n.
 
     BR: as tiles have it, since the first halves of so many ranks come before their second ones. Up to 16 ranks take 16:
-    the others are zeros. Tables of no more (RANKS) take programs without the longer way, which has more registers.
+    the others are zeros. Programs for tables of no more (RANKS) are without the longer way.
     """
     if PLAIN:
         sums = _plain_products(part_row, size, up, rank, out, n, SPLITS, BR, EARLY)

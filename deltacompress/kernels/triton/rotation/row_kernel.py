@@ -26,7 +26,7 @@ def column_of(block, k, size, stride, chunk):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _row(  # type: ignore[no-untyped-def]
+def _plain_row(  # type: ignore[no-untyped-def]
     x_row,
     out_row,
     blocks,
@@ -115,9 +115,9 @@ def turned_row(  # type: ignore[no-untyped-def]
         tl.store(out_row + n, tl.load(x_row + n, mask=n < FEATURES), mask=n < FEATURES)
     elif PLAIN:
         if size % 8 != 0:
-            _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 1, 1)
+            _plain_row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 1, 1)
         else:
-            _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 4, 8)
+            _plain_row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 4, 8)
     elif (size % 4 == 0) & (chunk % 4 == 0):
         _row_on_cores(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 4)
     else:
