@@ -19,6 +19,7 @@ from deltacompress.kernels.adapters import (
     SparseRowsTable,
 )
 from deltacompress.numerics.adapters.butterfly import rotate
+from deltacompress.runtime.operands.low_rank import FIRST_LIMIT
 
 Run = Callable[[], Any]
 
@@ -67,7 +68,8 @@ class _Low:
         """A and B of one order of magnitude, other ones for each slot; all of one rank, as bmm needs them."""
         down = _random(device, dtype, shape.variants, shape.linears, shape.size, shape.columns)
         up = _random(device, dtype, shape.variants, shape.linears, shape.size, shape.out)
-        tables = [LowRankTable(shape.variants, shape.out, shape.columns, device, dtype) for _ in range(shape.linears)]
+        sizes, limit = (shape.variants, shape.out, shape.columns), max(shape.size, FIRST_LIMIT)
+        tables = [LowRankTable(*sizes, device, dtype, rank_limit=limit) for _ in range(shape.linears)]
         for slot, linear in product(range(shape.variants), range(shape.linears)):
             tables[linear].set(slot, down[slot, linear], up[slot, linear], 2.0)
         return cls(down, up, tables)

@@ -16,7 +16,7 @@ from deltacompress.runtime.batch import MAX_VARIANTS, BatchRows
 from deltacompress.runtime.operands.operand import Traits, unlike
 from deltacompress.runtime.operands.product import BaseProduct, LinearOperand, LocalProduct, TableProduct
 
-_FIRST_LIMIT = 16
+FIRST_LIMIT = 16
 """Ranks that a table takes; twice as many, and so on, once an adapter has more. Programs for 16 are shorter."""
 
 
@@ -64,7 +64,7 @@ class LowRankProduct(TableProduct[LowRank]):
 
     @override
     def make(self, kernels: AdapterKernels) -> None:
-        self._device, self._table = kernels.device, self._made(kernels.device, _FIRST_LIMIT)
+        self._device, self._table = kernels.device, self._made(kernels.device, FIRST_LIMIT)
         self._left: list[LowRankTable] = []
 
     @override
