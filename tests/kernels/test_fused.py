@@ -53,10 +53,11 @@ def test_rms_norm(place: Place, kind: fused.NormKind) -> None:
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
 @pytest.mark.parametrize("angles", [1, 4])
-def test_rotate(place: Place, angles: int) -> None:
-    q = drawn(place, 4, 1, 160)[..., 10:106].view(4, 1, 6, 16).transpose(1, 2)
-    k = drawn(place, 4, 11, 1, 16)
-    cos, sin = drawn(place, angles, 1, 16), drawn(place, angles, 1, 16, seed=1)
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_rotate(place: Place, tokens: int, angles: int) -> None:
+    q = drawn(place, 4, tokens, 160)[..., 10:106].view(4, tokens, 6, 16).transpose(1, 2)
+    k = drawn(place, 4, 11, tokens, 16)
+    cos, sin = drawn(place, angles, tokens, 16), drawn(place, angles, tokens, 16, seed=1)
     assert fused.rotates(q, k, cos)
     for found, wanted in zip(fused.rotate(q, k, cos, sin), fused.rotate_formula(q, k, cos, sin), strict=True):
         assert torch.equal(found, wanted)
@@ -98,7 +99,7 @@ def test_store_and_attend(place: Place, window: int | None, each: int, positions
     wanted_keys, wanted_values = keys.clone(), values.clone()
     wanted_keys[:, page, at % 10] = k[:, :, 0].transpose(0, 1)
     wanted_values[:, page, at % 10] = v[:, :, 0].transpose(0, 1)
-    fused.store(k, v, keys, values, table, at)
+    fused.store(k, v, keys, values, at[:, None], table)
     assert torch.equal(keys, wanted_keys)
     assert torch.equal(values, wanted_values)
     mask = masked(at[:, None], 10 * each, window)
@@ -106,6 +107,21 @@ def test_store_and_attend(place: Place, window: int | None, each: int, positions
     found = fused.attend(q, keys, values, table, mask, at, 0.3)
     close(found, attention(q, keys, values, table, mask))
     assert fused.attend(1e3 * q, keys, values, table, mask, at, 0.3).isfinite().all()
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_store_a_prompt(place: Place) -> None:
+    """Places count through all pages; heads lie as a linear leaves them, and as a rotation does."""
+    keys, values, _ = laid(place, 4)
+    k, v = drawn(place, 3, 7, 2, 24).transpose(1, 2), drawn(place, 3, 2, 7, 24, seed=1)
+    at = torch.randperm(250, generator=torch.Generator().manual_seed(0))[:21].view(3, 7).to(place[0])
+    wanted_keys, wanted_values = keys.clone(), values.clone()
+    wanted_keys.view(2, -1, 24)[:, at] = k.transpose(0, 1)
+    wanted_values.view(2, -1, 24)[:, at] = v.transpose(0, 1)
+    assert fused.stores(k, v)
+    fused.store(k, v, keys, values, at)
+    assert torch.equal(keys, wanted_keys)
+    assert torch.equal(values, wanted_values)
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)

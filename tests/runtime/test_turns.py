@@ -78,9 +78,8 @@ def test_pages_hold_what_transformers_cache_holds() -> None:
     pages = Pages(2)
     taken = pages.take(4)
     table = torch.tensor([taken])
-    before = PagedRows(
-        pages, table, table.repeat_interleave(2, 1)[:, :5] * 2 + torch.arange(5) % 2, torch.arange(5)[None]
-    )
+    places = table.repeat_interleave(2, 1)[:, :5] * 2 + torch.arange(5) % 2
+    before = PagedRows(pages, table, places, torch.arange(5)[None], fused=False, whole=False)
     before.update(theirs.layers[0].keys, theirs.layers[0].values, 0)
     for _ in range(3):
         seen = theirs.get_seq_length()

@@ -1,8 +1,9 @@
-"""The small operations between the linears of a decode step, one launch each; attention, also of prompts.
+"""The small operations between the linears, one launch each; attention.
 
 In a decode step every operation works on a few rows, so that time goes by launches, not by bytes: plain PyTorch takes
-about forty for each layer of a Llama beside its products. Each function here computes what its docstring says in
-PyTorch, with fp32 sums and roundings in the same places; the order of sums is its own.
+about forty for each layer of a Llama beside its products. Of prompts it passes over the same numbers again and again.
+Each function here computes what its docstring says in PyTorch, with fp32 sums and roundings in the same places; the
+order of sums is its own.
 """
 
 from __future__ import annotations
@@ -88,41 +89,48 @@ def rotate_formula(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tens
 
 
 def rotates(q: Tensor, k: Tensor, cos: Tensor) -> bool:
-    """Whether rotate takes these: one token a row, one dtype, halves of a power of two, contiguous heads."""
+    """Whether rotate takes these: angles for each token, one dtype, halves of a power of two, contiguous heads."""
     half = q.shape[-1] // 2
     together = q.stride(-1) == k.stride(-1) == cos.stride(-1) == 1
-    one = q.shape[2] == 1 and q.dtype == k.dtype == cos.dtype and cos.dim() == 3 and cos.shape[1] == 1
+    one = q.dtype == k.dtype == cos.dtype and cos.dim() == 3 and cos.shape[1] == q.shape[2] == k.shape[2]
     return together and one and half >= 1 and half == _power_of_two(half) and cos.shape[-1] == 2 * half
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """rotate_formula for q [rows, heads, 1, size], k alike, cos and sin [rows or 1, 1, size]."""
+    """rotate_formula for q [rows, heads, tokens, size], k alike, cos and sin [rows or 1, tokens, size]."""
     from deltacompress.kernels.triton.fused_kernel import rotate as kernel
 
-    rows, q_heads, _, size = q.shape
+    rows, q_heads, tokens, size = q.shape
     k_heads = k.shape[1]
-    q_out = torch.empty((rows, q_heads, 1, size), dtype=q.dtype, device=q.device)
-    k_out = torch.empty((rows, k_heads, 1, size), dtype=k.dtype, device=k.device)
-    kernel[(rows, -(-(q_heads + k_heads) // _HEADS))](
-        q, k, q_out, k_out, cos, sin, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
-        0 if cos.shape[0] == 1 else cos.stride(0),
+    q_out = torch.empty((rows, tokens, q_heads, size), dtype=q.dtype, device=q.device)
+    k_out = torch.empty((rows, tokens, k_heads, size), dtype=k.dtype, device=k.device)
+    kernel[(rows * tokens, -(-(q_heads + k_heads) // _HEADS))](
+        q, k, q_out, k_out, cos, sin, tokens, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1),
+        k.stride(2), 0 if cos.shape[0] == 1 else cos.stride(0), cos.stride(1),
         Q_HEADS=q_heads, K_HEADS=k_heads, HALF=size // 2, HEADS=_HEADS, num_warps=2, enable_fp_fusion=False,
     )  # fmt: skip
-    return q_out, k_out
+    return q_out.transpose(1, 2), k_out.transpose(1, 2)
 
 
-def store(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, table: Tensor, positions: Tensor) -> None:
-    """keys[:, page, place % tokens] = k[row, :, 0], values likewise; page = table[row, place // tokens].
+def stores(k: Tensor, v: Tensor) -> bool:
+    """Whether store takes these."""
+    return k.stride(-1) == v.stride(-1) == 1 and k.shape == v.shape
 
-    place = positions[row]; k, v [rows, heads, 1, size]; keys, values [heads, pages, tokens, size]; table: int64 [rows,
-    pages, those in use at least].
+
+def store(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: Tensor, table: Tensor | None = None) -> None:
+    """keys[:, page, place % tokens of a page] = k[row, :, token], values likewise; place = places[row, token].
+
+    page = place // tokens of a page, which a table counts by rows: table[row, page] then. k, v [rows, heads, tokens,
+    size]; keys, values [heads, pages, tokens of a page, size]; places: int64 [rows, tokens], contiguous; table: int64
+    [rows, pages, those in use at least].
     """
     from deltacompress.kernels.triton.fused_kernel import store as kernel
 
-    rows, heads, _, size = k.shape
-    kernel[(rows, heads)](
-        k, v, keys, values, table, positions, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        keys.stride(0), table.stride(0), PAGE=keys.shape[2], SIZE=size, BLOCK=_power_of_two(size), num_warps=1,
+    rows, heads, tokens, size = k.shape
+    kernel[(rows * tokens, heads)](
+        k, v, keys, values, places, table, tokens, k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1),
+        v.stride(2), keys.stride(0), 0 if table is None else table.stride(0),
+        PAGE=keys.shape[2], SIZE=size, BLOCK=_power_of_two(size), num_warps=1,
     )  # fmt: skip
 
 

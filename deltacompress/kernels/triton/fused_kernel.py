@@ -1,4 +1,4 @@
-"""Triton kernels of the small operations between the linears of a decode step. Imported when they are first used.
+"""Triton kernels of the small operations between the linears. Imported when they are first used.
 
 Arithmetic is fp32 with the roundings of the operations that they stand for, one after another, in the same places; what
 may differ is the order of sums.
@@ -60,27 +60,34 @@ def rotate(  # type: ignore[no-untyped-def]
     k_out,
     cos,
     sin,
+    tokens,
     q_row,
     q_head,
+    q_token,
     k_row,
     k_head,
+    k_token,
     angle_row,
+    angle_token,
     Q_HEADS: tl.constexpr,
     K_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """One program a row and HEADS heads: rotary positions of queries and keys, of one token a row."""
-    row = tl.program_id(0).to(tl.int64)
+    """One program a token and HEADS heads: rotary positions of queries and keys, to [rows, tokens, heads, size]."""
+    at = tl.program_id(0).to(tl.int64)
+    row, token = at // tokens, at % tokens
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     d = tl.arange(0, HALF)[None, :]
-    cos += row * angle_row
-    sin += row * angle_row
+    cos += row * angle_row + token * angle_token
+    sin += row * angle_row + token * angle_token
+    q += row * q_row + token * q_token
+    k += row * k_row + token * k_token
     is_q = (head < Q_HEADS) & (d < HALF)
-    _rotated(q + row * q_row + head * q_head, q_out + (row * Q_HEADS + head) * 2 * HALF, cos, sin, is_q, d, HALF)
+    _rotated(q + head * q_head, q_out + (at * Q_HEADS + head) * 2 * HALF, cos, sin, is_q, d, HALF)
     head -= Q_HEADS
     is_k = (head >= 0) & (head < K_HEADS) & (d < HALF)
-    _rotated(k + row * k_row + head * k_head, k_out + (row * K_HEADS + head) * 2 * HALF, cos, sin, is_k, d, HALF)
+    _rotated(k + head * k_head, k_out + (at * K_HEADS + head) * 2 * HALF, cos, sin, is_k, d, HALF)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -89,27 +96,33 @@ def store(  # type: ignore[no-untyped-def]
     v,
     keys,
     values,
+    places,
     table,
-    positions,
+    tokens,
     k_row,
     k_head,
+    k_token,
     v_row,
     v_head,
+    v_token,
     head_size,
     table_row,
     PAGE: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a row and head: its new key and value into their page."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    """One program a token and head: its new key and value into their page."""
+    at, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    row, token = at // tokens, at % tokens
     d = tl.arange(0, BLOCK)
     inside = d < SIZE
-    place = tl.load(positions + row)
-    page = tl.load(table + row * table_row + place // PAGE)
-    at = head * head_size + (page * PAGE + place % PAGE) * SIZE + d
-    tl.store(keys + at, tl.load(k + row * k_row + head * k_head + d, mask=inside), mask=inside)
-    tl.store(values + at, tl.load(v + row * v_row + head * v_head + d, mask=inside), mask=inside)
+    place = tl.load(places + at)
+    page = place // PAGE
+    if table is not None:
+        page = tl.load(table + row * table_row + page)
+    to = head * head_size + (page * PAGE + place % PAGE) * SIZE + d
+    tl.store(keys + to, tl.load(k + row * k_row + head * k_head + token * k_token + d, mask=inside), mask=inside)
+    tl.store(values + to, tl.load(v + row * v_row + head * v_head + token * v_token + d, mask=inside), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -1,4 +1,4 @@
-"""Attention over pages, and rotary positions of a decode step, in a launch or two, inside the model's own modules.
+"""Attention over pages, and rotary positions, in a launch or two, inside the model's own modules.
 
 Nothing of an architecture is re-implemented: attention is swapped through transformers' registry of attention
 functions, and rotary positions by giving the module's own forward another `apply_rotary_pos_emb`, only where that
@@ -154,7 +154,7 @@ def _is_rotation(plain: Callable[..., Any]) -> bool:
     """Whether a function rotates by halves, as kernels/triton/fused.py does."""
     draw = torch.Generator().manual_seed(0)
     q, k, cos, sin = (
-        torch.randn(*shape, generator=draw) for shape in ((2, 3, 1, 8), (2, 1, 1, 8), (2, 1, 8), (2, 1, 8))
+        torch.randn(*shape, generator=draw) for shape in ((2, 3, 2, 8), (2, 1, 2, 8), (2, 2, 8), (2, 2, 8))
     )
     try:
         found = plain(q, k, cos, sin)

@@ -82,7 +82,7 @@ class DecoupledModel:
     embedding_path: str
     head_path: str
     _seats: dict[str, Seat]
-    fused: bool = False  # whether decode steps use kernels/triton/fused.py
+    fused: bool = False  # whether kernels/triton/fused.py is used
     paged: bool = False  # whether its attention takes pages (modules/attention.py)
     others: Others = ALONE
     installed: set[int] = field(default_factory=set)

@@ -28,13 +28,14 @@ class PagedRows:
     is_compileable = False
 
     def __init__(
-        self, pages: Pages, table: Tensor, places: Tensor | None, positions: Tensor, *, whole: bool = False
+        self, pages: Pages, table: Tensor, places: Tensor, positions: Tensor, *, fused: bool, whole: bool
     ) -> None:
-        """places: int64 [rows, tokens], where each token goes, counted through all pages, None where `_where` knows it
-        otherwise; whole: attention is given the pages themselves, of all rows, and reads them by the table.
+        """places: int64 [rows, tokens], where each token goes, counted through all pages; fused: store through
+        kernels/triton/fused.py; whole: attention is given the pages themselves, of all rows, and reads them by the
+        table.
         """
         self.table, self.columns, self.positions = table, table.shape[1] * pages.size, positions
-        self._pages, self._places, self._whole = pages, places, whole
+        self._pages, self._places, self._fused, self._whole = pages, places, fused, whole
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Store [rows, heads, tokens, size]; returns [rows, heads, columns, size], or the pages."""
@@ -44,9 +45,12 @@ class PagedRows:
     def store(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [rows, heads, tokens, size] into pages; returns all of these."""
         keys, values = self._pages.of_layer(layer, key, value)
-        page, offset = self._where
-        keys[:, page, offset] = key.transpose(0, 1)
-        values[:, page, offset] = value.transpose(0, 1)
+        if self._fused and fused.stores(key, value):
+            fused.store(key, value, keys, values, self._places, self._counted_by)
+        else:
+            page, offset = self._where
+            keys[:, page, offset] = key.transpose(0, 1)
+            values[:, page, offset] = value.transpose(0, 1)
         return keys, values
 
     def gathered(self, pages: Tensor) -> Tensor:
@@ -57,9 +61,13 @@ class PagedRows:
         found = pages[:, self.table].flatten(2, 3).transpose(0, 1)
         return found.masked_fill_(self._beyond, 0)
 
+    @property
+    def _counted_by(self) -> Tensor | None:
+        """By what table places count pages, if by one."""
+        return None
+
     @cached_property
     def _where(self) -> tuple[Tensor, Tensor]:
-        assert self._places is not None
         return self._places // self._pages.size, self._places % self._pages.size
 
     @cached_property
@@ -81,23 +89,19 @@ class DecodedRows(PagedRows):
     """
 
     def __init__(self, pages: Pages, table: Tensor, positions: Tensor, *, fused: bool, whole: bool) -> None:
-        """positions: int64 [rows]; fused: store through kernels/triton/fused.py; whole: see PagedRows."""
-        super().__init__(pages, table, None, positions, whole=whole)
-        self._fused = fused
+        """positions: int64 [rows]; fused, whole: see PagedRows."""
+        super().__init__(pages, table, positions[:, None], positions, fused=fused, whole=whole)
 
+    @property
     @override
-    def store(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        if self._fused and key.stride(-1) == value.stride(-1) == 1 and key.shape == value.shape:
-            keys, values = self._pages.of_layer(layer, key, value)
-            fused.store(key, value, keys, values, self.table, self.positions)
-            return keys, values
-        return super().store(key, value, layer)
+    def _counted_by(self) -> Tensor | None:
+        return self.table
 
     @cached_property
     @override
     def _where(self) -> tuple[Tensor, Tensor]:
-        positions = self.positions[:, None]
-        return self.table.gather(1, positions // self._pages.size), positions % self._pages.size
+        page, offset = super()._where
+        return self.table.gather(1, page), offset
 
 
 class FirstTokens(DynamicCache):  # type: ignore[misc]

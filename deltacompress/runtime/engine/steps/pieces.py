@@ -182,7 +182,7 @@ class Pieces:
         ids, positions, places = inputs[: 3 * rows * columns].view(3, rows, columns)
         whole = self._model.paged and not fresh
         tables = inputs[3 * rows * columns :].view(rows, width)
-        cache: Any = PagedRows(self._pages, tables, places, positions, whole=whole)
+        cache: Any = PagedRows(self._pages, tables, places, positions, fused=self._model.fused, whole=whole)
         masks = None if fresh else self._masks.of(positions, cache.columns)
         with self._model.serving(batch, cache if whole else None):
             logits: Tensor = self._model.model(
