@@ -115,7 +115,7 @@ class BackendError(InputError):
 
 
 class NumericsError(InputError):
-    """A Hessian that cannot be factorized at any recorded damping."""
+    """Numbers that nothing follows from: a Hessian that no damping lets be factorized, logits that are not finite."""
 
 
 class OutputError(InputError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from deltacompress.adapters.changes import changes_of
+from deltacompress.adapters.changes import changes_of, check_together
 from deltacompress.adapters.checks.base import DoesNotFitError, NoSuchTargetError, NotReadError, Shape
 from deltacompress.adapters.directory import read_config, weights_of
 from deltacompress.adapters.fields import MERGE
@@ -22,6 +22,7 @@ from deltacompress.files.canonical_json import canonical_digest
 from deltacompress.files.hashing import blake3_file, blake3_hex
 from deltacompress.files.regular import Stamp, stamp, stat_regular, unreadable
 
+SAVE_AGAIN = "save it again with PEFT, or get it again"
 ANEW = ", also where an earlier version of the program did: it named adapters otherwise"
 """What follows the advice to evaluate, where a report may be of before digests were of BLAKE3s."""
 
@@ -127,9 +128,17 @@ def open_adapter(directory: Path, base_shapes: Mapping[str, Shape], *, base_name
         way_out = f"take it out of target_modules in {ADAPTER_CONFIG}, or give the base it was trained on"
         raise CheckpointError(f"{error}{told}", where=read.weights, way_out=way_out) from None
     except ValueError as error:
-        way_out = MERGE if isinstance(error, NotReadError) else "save it again with PEFT, or get it again"
+        way_out = MERGE if isinstance(error, NotReadError) else SAVE_AGAIN
         raise CheckpointError(str(error), where=read.weights, way_out=way_out) from None
     return Adapter(directory, read.settings, read.hashing, read.weights, read.stamp, read.tensors, changes)
+
+
+def check_alone(read: ReadAdapter) -> None:
+    """Make sure of what can be known without a base: what belongs together is there. Raises CheckpointError."""
+    try:
+        check_together({name: span.info for name, span in read.tensors.items()}, read.settings)
+    except ValueError as error:
+        raise CheckpointError(str(error), where=read.weights, way_out=SAVE_AGAIN) from None
 
 
 def read_adapter(directory: Path) -> ReadAdapter:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from deltacompress.adapters.checks import low_rank, sparse, whole
+from deltacompress.adapters.checks import low_rank, rotation, sparse, whole
 from deltacompress.adapters.checks.base import HEAD, DoesNotFitError, NoSuchTargetError, Shape, find, is_tied, weight_of
-from deltacompress.adapters.checks.rotation import rotation
 from deltacompress.adapters.patterns import is_named
 from deltacompress.adapters.records import Change, Whole
 from deltacompress.adapters.settings import AdapterConfig
@@ -25,13 +25,29 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
     Raises:
         ValueError: one line without the file's name: which tensor it is, and how it does not fit.
     """
+    check_together(tensors, settings)
     brought = by_module(tensors, settings.kind)
-    if not any(one.matrices for one in brought.values()):
-        raise ValueError(f"holds no {settings.kind} matrices")
     found = {module: _change(one, tensors, settings, base) for module, one in brought.items()}
-    _check_targets({module for module, one in brought.items() if one.matrices}, settings, _called(found, base))
+    called = _called(found, base)
+    _check_targets({module for module, one in brought.items() if one.matrices}, settings, [*called, HEAD])
+    _check_names_saved(found, settings, [*called, *([HEAD] if is_tied(base) else [])])
     _check_tokens(found, settings, tied=is_tied(base))
     return found
+
+
+def check_together(tensors: Tensors, settings: AdapterConfig) -> None:
+    """What can be known without a base: there is something, and of what belongs together all.
+
+    Raises:
+        ValueError: as changes_of.
+    """
+    brought = [one for one in by_module(tensors, settings.kind).values() if one.matrices]
+    if not brought:
+        raise ValueError(f"holds no {settings.kind} matrices")
+    needs = {"lora": low_rank.need, "boft": rotation.need, "shira": sparse.need}
+    if (need := needs.get(settings.kind)) is not None:
+        for one in brought:
+            need(one, settings)
 
 
 def half_note(
@@ -54,6 +70,14 @@ def half_note(
         end = "they keep those that they have without it"
         told += _lacking(meant, there, "no bias for {} modules whose biases were trained", end, settings)
     return "; ".join(told) or None
+
+
+def unread_note(changes: Mapping[str, Change], settings: AdapterConfig) -> str | None:
+    """What to tell of modules that an expression may leave out; None: there is none."""
+    if settings.unread is None:
+        return None
+    count = sum(any((one.low_rank, one.embedding, one.rotation, one.sparse)) for one in changes.values())
+    return f"{settings.unread} is an expression, which is not run: all {count} modules of its file are served"
 
 
 def _lacking(meant: Sequence[str], there: set[str], what: str, end: str, settings: AdapterConfig) -> list[str]:
@@ -109,9 +133,21 @@ def _shape(own: Whole | None, tensors: Tensors, shape: Shape) -> Shape:
 
 
 def _matrices(brought: Brought, tensors: Tensors, settings: AdapterConfig, shape: Shape) -> dict[str, Any]:
+    try:
+        return _matrices_as_said(brought, tensors, settings, shape)
+    except DoesNotFitError:
+        if not settings.transposed:
+            raise
+        _matrices_as_said(brought, tensors, replace(settings, transposed=False), shape)
+        told = "fits a weight [out, in], and fan_in_fan_out of the config says [in, out]"
+        raise ValueError(f"module {brought.module}: what is there {told}") from None
+
+
+def _matrices_as_said(brought: Brought, tensors: Tensors, settings: AdapterConfig, shape: Shape) -> dict[str, Any]:
+    """By the config. outputs, inputs: as it says that the weight lies."""
     outputs, inputs = reversed(shape) if settings.transposed else shape
     if settings.kind == "boft":
-        return {"rotation": rotation(brought, tensors, settings, outputs, inputs)}
+        return {"rotation": rotation.rotation(brought, tensors, settings, outputs, inputs)}
     if settings.kind == "shira":
         return {"sparse": sparse.scattered(brought, tensors, settings, outputs, inputs)}
     if settings.kind == "lora":
@@ -141,7 +177,18 @@ def _called(found: Mapping[str, Change], base: Iterable[str]) -> list[str]:
     """Modules of the base as the model calls them: the file's tell the prefix that a checkpoint may leave out."""
     own = ((one.module, one.tensor.rpartition(".")[0]) for one in found.values() if one.tensor)
     prefix = next((module.removesuffix(name) for module, name in own if module.endswith(name)), "")
-    return [*(prefix + name.rpartition(".")[0] for name in base), HEAD]  # which may be called otherwise there, or tied
+    return [prefix + name.rpartition(".")[0] for name in base]
+
+
+def _check_names_saved(found: Mapping[str, Change], settings: AdapterConfig, modules: Sequence[str]) -> None:
+    """Of each name of modules_to_save there is something, unless the base has no such module; `check_saved` asks for
+    all of it, of the model's own names. modules: as the base calls them.
+    """
+    there = [module for module, one in found.items() if one.whole is not None]
+    for name in settings.saved:
+        only = replace(settings, saved=(name,))
+        if not any(map(only.is_saved, there)) and any(map(only.is_saved, modules)):
+            raise ValueError(f"has nothing of {name}, which modules_to_save names")
 
 
 def _check_targets(there: set[str], settings: AdapterConfig, modules: Sequence[str]) -> None:

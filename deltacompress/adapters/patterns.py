@@ -82,6 +82,11 @@ def is_named(module: str, names: Sequence[str]) -> bool:
     return any(module == one or module.endswith("." + one) for one in names)
 
 
+def is_plain(text: str) -> bool:
+    """Whether an expression is a name: to PEFT it means the one module that is called so."""
+    return re.fullmatch(r"[\w.-]*", text) is not None
+
+
 def layer_of(module: str, lists: Sequence[str]) -> int | None:
     """The number of the decoder layer that a module is in, as PEFT finds it for layers_to_transform.
 

@@ -9,8 +9,11 @@ from typing import Any
 
 from deltacompress.adapters import given
 from deltacompress.adapters.fields import FIELDS, MERGE, UNKNOWN_KINDS, check_fields
-from deltacompress.adapters.patterns import Pattern, is_named, layer_of, of_module, pattern_of
+from deltacompress.adapters.patterns import Pattern, is_named, is_plain, layer_of, of_module, pattern_of
 from deltacompress.errors import CheckpointError
+
+ALL_LINEAR = "all-linear"
+"""What PEFT takes for all linears but the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,20 @@ class AdapterConfig:
         """Whether PEFT puts matrices beside this module, as far as can be told without running an expression."""
         if is_named(module, self.excluded) or self.is_saved(module):
             return False
-        if isinstance(self.targets, str) or module in self.targets:
+        if isinstance(self.targets, str):
+            return not is_plain(self.targets) or self.targets == ALL_LINEAR or self.targets == module
+        if module in self.targets:
             return True
         if not is_named(module, self.targets):
             return False
         return self.layers is None or layer_of(module, self.lists) in self.layers
+
+    @property
+    def unread(self) -> str | None:
+        """The field that is an expression, which is not run: which modules it means is not known."""
+        if isinstance(self.targets, str) and not is_plain(self.targets):
+            return "target_modules"
+        return "exclude_modules" if self.by_expression else None
 
     def has_matrices(self, module: str) -> bool:
         """As is_target, but for modules of RoSA both of whose parts are of size 0."""

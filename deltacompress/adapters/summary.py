@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deltacompress.adapters.adapter import ReadAdapter, kind_of
+from deltacompress.adapters.adapter import SAVE_AGAIN, ReadAdapter, kind_of
 from deltacompress.adapters.checks.base import Shape
 from deltacompress.adapters.directory import bytes_of, claimed_base, left_out
 from deltacompress.adapters.tensors import Brought, by_module
@@ -53,7 +53,7 @@ def _modules(weights: Path, tensors: Spans, kind: str) -> dict[str, Brought]:
     try:
         return by_module(tensors, kind)
     except ValueError as error:
-        raise CheckpointError(str(error), where=weights, way_out="save it again with PEFT, or get it again") from None
+        raise CheckpointError(str(error), where=weights, way_out=SAVE_AGAIN) from None
 
 
 def _parts(brought: Brought, tensors: Spans) -> Iterator[dict[str, object]]:

@@ -33,6 +33,8 @@ _DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2", "I16": "<u2"
 """BF16 as its bits. I16, which only columns are stored as, unsigned: the fork that writes them lets them overflow."""
 _EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000000000000}
 """Bits of the exponent; all of them set: NaN or an infinity."""
+_TOO_LARGE = _EXPONENTS | {"F64": (1023 + 128) << 52}
+"""From which exponent on a number is none that is served: of F64 from 2^128 on, which float32 does not hold."""
 _BYTES = 1 << 20  # of a piece that is looked at: a core's cache holds it
 _THREADS = 4
 _AGAIN = "get the adapter again"
@@ -78,7 +80,8 @@ def check_finite(weights: Path, expected: Stamp, spans: Iterable[TensorSpan]) ->
             return
         for span in floats:
             if not _are_finite(file, _pieces([span])):
-                what = f"tensor {span.info.name} holds NaN or an infinity"
+                beyond = ", or a number beyond float32" if span.info.dtype == "F64" else ""
+                what = f"tensor {span.info.name} holds NaN or an infinity{beyond}"
                 raise CheckpointError(what, where=weights, way_out="train it again, or get it again")
         raise CheckpointError("changed while it was read", where=weights, way_out="run it again")
 
@@ -180,7 +183,7 @@ def _are_finite(file: BufferedReader, pieces: Iterable[_Piece]) -> bool:
             raise OSError(_SHORT)
         bits = np.frombuffer(buffer[:nbytes], dtype=f"<u{ITEMSIZE[dtype]}")
         np.bitwise_and(bits, _EXPONENTS[dtype], out=bits)
-        if bits.max() == _EXPONENTS[dtype]:
+        if bits.max() >= _TOO_LARGE[dtype]:
             return False
     return True
 

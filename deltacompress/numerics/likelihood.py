@@ -17,6 +17,10 @@ _AT_A_TIME = 1 << 23
 """Log-probabilities that are held in fp64 at once, 64 MiB."""
 
 
+NOT_FINITE = "take a dtype with more range (float32 has most); where it is not finite in that either, train it again"
+"""The way out, where a model's logits are not finite."""
+
+
 class LogLikelihood(NamedTuple):
     """log_likelihood: sum over a continuation, in nats; greedy: each of its tokens is the most likely one."""
 
@@ -40,6 +44,11 @@ def log_likelihoods(scores: Tensor, lengths: Sequence[int]) -> list[LogLikelihoo
     """
     pieces = scores.cpu().split(list(lengths), dim=1)
     return [LogLikelihood(float(piece[0].sum()), bool(piece[1].all())) for piece in pieces]
+
+
+def say_something(logits: Tensor) -> Tensor:
+    """Whether no logits [..., vocabulary] are NaN or an infinity, but for tokens that are ruled out: bool, a scalar."""
+    return logits.amax(-1).isfinite().all()
 
 
 def mask_beyond(logits: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -14,8 +14,8 @@ from adapters.made import AT, BASE, LORA, ROSA, Q, config, lora, numbers, rosa, 
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from deltacompress.adapters.adapter import Adapter, open_adapter
-from deltacompress.adapters.changes import check_saved, half_note
+from deltacompress.adapters.adapter import Adapter, check_alone, open_adapter, read_adapter
+from deltacompress.adapters.changes import check_saved, half_note, unread_note
 from deltacompress.adapters.directory import is_adapter
 from deltacompress.adapters.records import Change, EmbeddingLowRank, LowRank, Rotation, Sparse, TokenRows, Whole
 from deltacompress.adapters.settings import parse_settings
@@ -129,7 +129,7 @@ NORM = LORA | {"modules_to_save": ["lm_head", "model.norm"]}
 NOT_THE_BASES: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "outputs": (LORA, lora(outputs=8), r"lora B has shape \[8, 2\], the base needs \[4, 2\] \(base team/llama@1\)"),
     "inputs": (LORA, lora(inputs=4), r"lora A has shape \[2, 4\]"),
-    "swapped": (LORA | {"fan_in_fan_out": True}, lora(), r"the base needs \[2, 4\]"),
+    "swapped": (LORA | {"fan_in_fan_out": True}, lora(inputs=9), r"the base needs \[2, 8\]"),
     "module": (LORA | {"target_modules": ["w"]}, lora("model.w"), "module model.w is not in the base"),
     "vector": (LORA | {"target_modules": ["norm"]}, lora("model.norm"), "not a matrix"),
     "table": (LORA | {"target_modules": ["embed_tokens"]}, embedded(13), r"lora embedding A has shape \[2, 13\]"),
@@ -154,7 +154,7 @@ NOT_THE_BASES: dict[str, tuple[dict[str, Any], Tensors, str]] = {
         lora() | {f"{AT}model.layers.0.self_attn.k_proj.weight": numbers(5, 8)},
         r"weight has shape \[5, 8\]",
     ),
-    "blocks": (config("BOFT", boft_block_size=3), boft(), "8 columns are no whole number of blocks of 3"),
+    "blocks": (config("BOFT", boft_block_size=3), boft(block=3), "8 columns are no whole number of blocks of 3"),
     "number of blocks": (
         config("BOFT", boft_block_size=0, boft_block_num=3),
         boft(),
@@ -266,6 +266,23 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     ),
     "indices of bytes": (SHIRA, shira(12, np.zeros((2, 12), np.uint8)), "shira_indices has dtype U8"),
     "shira transposed": (SHIRA | {"fan_in_fan_out": True}, shira(), "SHiRA is for nn.Linear only"),
+    "fan_in_fan_out": (
+        LORA | {"fan_in_fan_out": True},
+        lora(),
+        r"fits a weight \[out, in\], and fan_in_fan_out of the config says \[in, out\]",
+    ),
+    "no block": (
+        config("BOFT", boft_block_size=0),
+        boft(),
+        "boft_block_size and boft_block_num of the config are both 0",
+    ),
+    "blocks of others": (
+        config("BOFT", boft_block_size=3),
+        boft(),
+        "boft_R has blocks of 2, by the config they are of 3",
+    ),
+    "a name": (LORA | {"target_modules": "q_proj"}, lora(), "q_proj is not among target_modules"),
+    "saved nothing": (LORA | {"modules_to_save": ["norm"]}, lora(), "has nothing of norm, which modules_to_save names"),
     "shira of rank 0": (SHIRA | {"r": 0}, shira(), "r must be at least 1"),
 }
 
@@ -337,7 +354,9 @@ def test_half_a_file_is_told(tmp_path: Path) -> None:
 def test_a_target_that_is_left_out_everywhere(tmp_path: Path, left_out: dict[str, Any]) -> None:
     """As PEFT does with `all-linear`, whose names it lists before it leaves any out."""
     both = LORA | {"target_modules": ["q_proj", "embed_tokens"]}
-    assert opened(tmp_path / "a", both | left_out, lora()).changes.keys() == {Q}
+    whole = {f"{AT}model.embed_tokens.weight": numbers(12, 8)} if "modules_to_save" in left_out else {}
+    found = opened(tmp_path / "a", both | left_out, lora() | whole).changes
+    assert [name for name, one in found.items() if one.low_rank] == [Q]
     with pytest.raises(CheckpointError, match="has no matrices for its target module embed_tokens"):
         opened(tmp_path / "b", both, lora())
     nowhere = (
@@ -354,7 +373,12 @@ def test_a_head_that_is_left_out_by_the_name_that_the_model_has_for_it(tmp_path:
     base |= {} if called is None else {called: BASE["lm_head.weight"]}
     both = LORA | {"target_modules": ["q_proj", "lm_head"]}
     for k, left_out in enumerate(({"exclude_modules": ["lm_head"]}, {"modules_to_save": ["lm_head"]})):
-        assert opened(tmp_path / str(k), both | left_out, lora(), base).changes.keys() == {Q}
+        whole = {f"{HEAD}.weight": numbers(12, 8)} if "modules_to_save" in left_out else {}
+        found = opened(tmp_path / str(k), both | left_out, lora() | whole, base).changes
+        assert [name for name, one in found.items() if one.low_rank] == [Q]
+    if called is None or "lm_head" in called:  # else the model has no such module
+        with pytest.raises(CheckpointError, match="has nothing of lm_head, which modules_to_save names"):
+            opened(tmp_path / "b", both | {"modules_to_save": ["lm_head"]}, lora(), base)
     with pytest.raises(CheckpointError, match="has no matrices for its target module lm_head"):
         opened(tmp_path / "c", both, lora(), base)
 
@@ -457,11 +481,13 @@ def test_copies_in_what_is_saved_whole(tmp_path: Path) -> None:
 
 def test_what_was_saved_whole_is_there(tmp_path: Path) -> None:
     """Of modules that the model has: PEFT saves nothing for other names."""
-    found = opened(tmp_path / "a", NORM, lora() | {f"{HEAD}.weight": numbers(12, 8)})
-    there = [f"{Q}.weight", f"{Q}.bias", "lm_head.weight"]
+    file = lora() | {f"{HEAD}.weight": numbers(12, 8), f"{AT}model.norm.weight": numbers(8)}
+    found = opened(tmp_path / "a", NORM, file)
+    there = [f"{Q}.weight", f"{Q}.bias", "lm_head.weight", "model.norm.weight"]
     check_saved(found.changes, found.settings, there)
+    without = {name: one for name, one in found.changes.items() if name != "model.norm"}
     with pytest.raises(ValueError, match=r"has nothing of model\.norm, which modules_to_save names"):
-        check_saved(found.changes, found.settings, [*there, "model.norm.weight"])
+        check_saved(without, found.settings, there)
     with pytest.raises(ValueError, match="has no bias of lm_head, which modules_to_save names"):
         check_saved(found.changes, found.settings, [*there, "lm_head.bias"])
 
@@ -527,3 +553,36 @@ def test_weights_that_are_no_file(tmp_path: Path, there: str) -> None:
     told = r"adapter_model\.safetensors: no regular file, or a link that leads nowhere; get the adapter again"
     with pytest.raises(CheckpointError, match=told):
         open_adapter(tmp_path / "a", BASE)
+
+
+def test_an_expression_is_told(tmp_path: Path) -> None:
+    """Which modules it means is not known; a name means one module, and is no expression."""
+    told = "target_modules is an expression, which is not run: all 1 modules of its file are served"
+    cases: list[tuple[dict[str, Any], str | None]] = [
+        ({"target_modules": ".*q_proj"}, told),
+        ({"exclude_modules": ".*k_proj"}, told.replace("target", "exclude")),
+        ({"target_modules": Q}, None),
+        ({"target_modules": "all-linear"}, None),
+        ({}, None),
+    ]
+    for k, (fields, wanted) in enumerate(cases):
+        found = opened(tmp_path / str(k), LORA | fields, lora())
+        assert unread_note(found.changes, found.settings) == wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "told"),
+    [
+        (LORA, {}, "holds no lora matrices"),
+        (LORA, {f"{AT}{Q}.lora_A.weight": numbers(2, 8)}, "has A only; A and B belong together"),
+        (LORA, {f"{TABLE}.lora_embedding_A": numbers(2, 12)}, "has embedding A only"),
+        (config("BOFT"), {f"{AT}{Q}.boft_s": numbers(4, 1)}, "boft_R and boft_s belong together"),
+        (SHIRA, {f"{AT}{Q}.shira_weight": numbers(12)}, "shira_weight and shira_indices belong together"),
+    ],
+)
+def test_what_belongs_together_is_known_without_a_base(
+    tmp_path: Path, settings: dict[str, Any], tensors: Tensors, told: str
+) -> None:
+    with pytest.raises(CheckpointError, match=told):
+        check_alone(read_adapter(write(tmp_path, settings, tensors)))
+    check_alone(read_adapter(write(tmp_path / "whole", LORA, lora())))

@@ -79,13 +79,25 @@ def test_floats_that_are_no_indices(tmp_path: Path, value: float) -> None:
 @pytest.mark.parametrize("at", [(0, 0), (1, 7)])
 def test_numbers_that_are_none(tmp_path: Path, dtype: torch.dtype, value: float, at: tuple[int, int]) -> None:
     tensors = {name: torch.from_numpy(one).to(dtype) for name, one in lora().items()}
-    tensors[f"{AT}{Q}.lora_A.weight"][0, 1] = torch.finfo(dtype).max  # the largest is a number
+    most = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+    tensors[f"{AT}{Q}.lora_A.weight"][0, 1] = most  # the largest is a number
     write(tmp_path, LORA, {})
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     check_values(open_adapter(tmp_path, BASE))
     tensors[f"{AT}{Q}.lora_A.weight"][at] = value
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match=r"lora_A\.weight holds NaN or an infinity"):
+        check_values(open_adapter(tmp_path, BASE))
+
+
+@pytest.mark.usefixtures("_piece")
+@pytest.mark.parametrize("value", [2.0**128, -1e300])
+def test_what_float32_does_not_hold(tmp_path: Path, value: float) -> None:
+    tensors = {name: torch.from_numpy(one).double() for name, one in lora().items()}
+    tensors[f"{AT}{Q}.lora_B.weight"][1, 1] = value
+    write(tmp_path, LORA, {})
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lora_B\.weight holds NaN or an infinity, or a number beyond float32"):
         check_values(open_adapter(tmp_path, BASE))
 
 

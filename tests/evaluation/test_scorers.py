@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import peft_models
 import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from deltacompress.artifact.restoration import restore
-from deltacompress.errors import CheckpointError
+from deltacompress.errors import CheckpointError, NumericsError
 from deltacompress.evaluation import scoring
 from deltacompress.evaluation.scoring.checkpoints import PlainServing
 from deltacompress.evaluation.scoring.decoupled import DecoupledServing
@@ -241,3 +242,36 @@ def test_more_rows_have_more_room_if_their_logits_are_few() -> None:
     items = [100] * 700
     assert {len(one) for one in batches(items, lambda tokens: tokens, batch_size=512)} == {81, 52}
     assert [len(one) for one in batches(items, lambda tokens: tokens, batch_size=512, most=65536)] == [512, 188]
+
+
+def test_nothing_is_scored_by_logits_that_are_not_finite(pair: Pair) -> None:
+    scorer, rows = Scorer(PlainServing.open(pair.finetuned)), _rows()
+    head = scorer.serving.model.get_output_embeddings().weight
+    with torch.no_grad():
+        head[5] = torch.nan
+    told = "the model gives logits that are not finite; take a dtype"
+    alone = [Row(None, (7, 8), (9,))]
+    draft = [Prompt(None, (7, 8), 3, draft=(9, 9))]
+    for score in (
+        lambda: scorer.loglikelihood(rows),  # questions with several choices
+        lambda: scorer.loglikelihood(alone),
+        lambda: list(scorer.log_probs(alone)),
+        lambda: scorer.generate([Prompt(None, (7, 8), 3)], eos=EOS),
+        lambda: scorer.generate(draft, eos=EOS),
+    ):
+        with pytest.raises(NumericsError, match=told):
+            score()
+
+
+def test_the_variant_whose_logits_are_not_finite_is_named(make_pair: Callable[..., Pair], tmp_path: Path) -> None:
+    base = make_pair("llama").base
+    wild = peft_models.write(
+        base, tmp_path / "wild", "Lora", r=2, lora_alpha=1e29, target_modules=["gate_proj", "up_proj"]
+    )
+    scorer = Scorer(DecoupledServing.open(base))
+    scorer.serving.load(wild, "wild")
+    assert len(scorer.loglikelihood(_rows(None))) == len(_rows())
+    with pytest.raises(NumericsError, match="variant wild gives logits that are not finite"):
+        scorer.loglikelihood(_rows("wild"))
+    with pytest.raises(NumericsError, match="variant wild gives logits that are not finite after 2 tokens"):
+        scorer.generate([Prompt("wild", (7, 8), 3)], eos=EOS)

@@ -11,8 +11,10 @@ import httpx
 import pytest
 from serving.harness import ADMIN_KEY, API_KEY, Live, eventually, served
 
-from deltacompress.errors import InputError
+from deltacompress.errors import InputError, NumericsError
+from deltacompress.serving.http.errors import model_unavailable
 from deltacompress.serving.keys import Key, owner, read_key, read_keys
+from deltacompress.serving.messages import Failure
 from deltacompress.serving.rates import Rates
 from deltacompress.serving.settings import Settings, budget_bytes, named, prefix_bytes, swap_bytes
 
@@ -68,6 +70,12 @@ def test_a_failure_is_told_in_the_log_alone(live: Live) -> None:
         == "the model 'bot' cannot be served: it is damaged, or was changed since it was loaded"
     )
     assert "/secret/path" in live.log.getvalue()
+
+
+def test_logits_that_are_not_finite_are_told_as_such() -> None:
+    error = Failure.of(NumericsError("variant bot gives logits that are not finite")).error()
+    told = model_unavailable("bot", error).body()
+    assert told["error"]["message"] == "the model 'bot' cannot be served: its logits are not finite"
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ def low_rank(brought: Brought, tensors: Tensors, settings: AdapterConfig, output
         ValueError: one is missing, or does not fit.
     """
     module, roles = brought.module, brought.roles
-    _need(brought, ("A", "B"), settings)
+    need(brought, settings)
     rank = settings.rank_of(module)
     if rank < 1:
         raise ValueError(f"module {module} has A and B, but its rank is {rank}")
@@ -40,7 +40,7 @@ def low_rank(brought: Brought, tensors: Tensors, settings: AdapterConfig, output
 def embedding(brought: Brought, tensors: Tensors, settings: AdapterConfig, rows: int, columns: int) -> EmbeddingLowRank:
     """A, B and magnitude of an embedding [rows, columns]; raises as `low_rank`."""
     module, roles = brought.module, brought.roles
-    _need(brought, ("embedding A", "embedding B"), settings)
+    need(brought, settings)
     rank = settings.rank_of(module)
     _agree(module, tensors[roles["embedding A"]], tensors[roles["embedding B"]], rank)
     wanted = {"embedding A": (rank, rows), "embedding B": (columns, rank), "magnitude": (columns,)}
@@ -58,10 +58,13 @@ def _agree(module: str, a: TensorInfo, b: TensorInfo, rank: int) -> None:
         raise ValueError(f"module {module}: A and B are of rank {a.shape[0]}, by the config it is {rank}")
 
 
-def _need(brought: Brought, pair: tuple[str, str], settings: AdapterConfig) -> None:
+def need(brought: Brought, settings: AdapterConfig) -> None:
+    """Raises ValueError: A, B or the magnitude is missing, or something else is there."""
+    of_embedding = any(role.startswith("embedding") for role in brought.matrices)
+    pair = {"embedding A", "embedding B"} if of_embedding else {"A", "B"}
     there = brought.matrices
-    allowed = {*pair, "magnitude"} | ({"B bias"} if pair[0] == "A" else set())
-    if not there >= set(pair) or not there <= allowed:
+    allowed = pair | ({"magnitude"} if of_embedding else {"magnitude", "B bias"})
+    if not there >= pair or not there <= allowed:
         raise ValueError(f"module {brought.module} has {', '.join(sorted(there))} only; A and B belong together")
     if ("magnitude" in there) != settings.dora:
         has, is_set = ("a", "not ") if "magnitude" in there else ("no", "")

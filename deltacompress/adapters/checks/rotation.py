@@ -20,16 +20,19 @@ def rotation(
         ValueError: one is missing, or they do not fit.
     """
     module, roles = brought.module, brought.roles
-    if brought.matrices != {"R", "s"}:
-        raise ValueError(f"module {module} has {', '.join(sorted(roles))} only; boft_R and boft_s belong together")
-    block = settings.block or (inputs // settings.blocks if settings.blocks else 0)
+    need(brought, settings)
+    if not settings.block and not settings.blocks:
+        raise ValueError(f"module {module}: boft_block_size and boft_block_num of the config are both 0")
+    shape = tensors[roles["R"]].shape
+    block = settings.block or inputs // settings.blocks
     if settings.blocks and settings.blocks * block != inputs:
         told = f"{settings.blocks} blocks of {block}, by the config, are not its {inputs} columns"
         raise DoesNotFitError(f"module {module}: {told}")
+    if block and inputs % block and len(shape) == 4 and shape[1] * shape[3] == inputs:
+        raise ValueError(f"module {module}: boft_R has blocks of {shape[3]}, by the config they are of {block}")
     if not block or inputs % block:
         raise DoesNotFitError(f"module {module}: {inputs} columns are no whole number of blocks of {block}")
     # PEFT falls back to one factor where its CUDA extension is missing, whatever the config asks for.
-    shape = tensors[roles["R"]].shape
     factors = 1 if shape[:1] == (1,) else settings.factors
     by_config = (factors, *shape[1:2], block, block)
     if shape != by_config:
@@ -42,3 +45,10 @@ def rotation(
             f"{factors} butterfly factors need"
         )
     return Rotation(roles["R"], roles["s"], factors, block)
+
+
+def need(brought: Brought, settings: AdapterConfig) -> None:
+    """Raises ValueError: R or s is missing."""
+    if brought.matrices != {"R", "s"}:
+        there = ", ".join(sorted(brought.roles))
+        raise ValueError(f"module {brought.module} has {there} only; boft_R and boft_s belong together")

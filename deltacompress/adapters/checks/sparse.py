@@ -21,16 +21,20 @@ def scattered(brought: Brought, tensors: Tensors, settings: AdapterConfig, outpu
         ValueError: one is missing, or they do not fit.
     """
     module, roles = brought.module, brought.roles
-    if brought.matrices != {"values", "indices"}:
-        raise ValueError(
-            f"module {module} has {', '.join(sorted(roles))} only; shira_weight and shira_indices belong together"
-        )
+    need(brought, settings)
     count = settings.rank * (outputs + inputs)
     needs = f"the base and r {settings.rank} of the config need"
     same(module, "shira_weight", tensors[roles["values"]], (count,), needs=needs)
     _indices(module, "shira_indices", tensors[roles["indices"]], (2, count), ("I32", "I64", _AS_FLOATS))
     _check_count(module, count, outputs, inputs)
     return Sparse(roles["values"], count, indices=roles["indices"])
+
+
+def need(brought: Brought, settings: AdapterConfig) -> None:
+    """Raises ValueError: SHiRA's values or indices are missing."""
+    if brought.matrices != {"values", "indices"}:
+        there = ", ".join(sorted(brought.roles))
+        raise ValueError(f"module {brought.module} has {there} only; shira_weight and shira_indices belong together")
 
 
 def compressed(brought: Brought, tensors: Tensors, settings: AdapterConfig, outputs: int, inputs: int) -> Sparse:

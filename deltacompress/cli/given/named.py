@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +50,12 @@ def also(given: Sequence[str]) -> dict[str, str]:
             raise InputError(f"the name {name} is given twice", where="--also", way_out="name each once")
         found[name] = source
     return found
+
+
+def check_own(name: str, others: Iterable[str]) -> None:
+    """Raises InputError: one of --also has the name that ARTIFACT's variant has."""
+    if name in others:
+        raise InputError("is the name of ARTIFACT", where=f"--also {name}=", way_out="give another (NAME=SOURCE)")
 
 
 def labelled(given: Sequence[str]) -> dict[str, str]:

@@ -112,7 +112,8 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
     """Its names and values, and with a base, or a delta that it goes over, its shapes; the bytes of an entry were
     compared when it was pulled.
     """
-    from deltacompress.adapters.adapter import read_adapter
+    from deltacompress.adapters.adapter import check_alone, read_adapter
+    from deltacompress.adapters.changes import unread_note
     from deltacompress.adapters.directory import base_note
     from deltacompress.adapters.summary import summarize
     from deltacompress.adapters.values import check_finite, check_values
@@ -125,11 +126,14 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
         load_delta(over).check_base(Checkpoint.open(base))
     if base is None and over is None:
         shapes, read = "config, names and values", read_adapter(place)
+        check_alone(read)
         told = summarize(read)
         check_finite(read.weights, read.stamp, read.tensors.values())
     else:
         shapes, adapter = "config, names, shapes and values", early.adapter(place, base, over)
         check_values(adapter)
+        if (note := unread_note(adapter.changes, adapter.settings)) is not None:
+            console.note(f"{entry or place}: {note}")
         told = {"kind": adapter.kind, "modules": adapter.modules, "digest": adapter.digest}
         if over is None and base is not None and (note := base_note(place, base)) is not None:
             console.note(f"{entry or place}: {note}")

@@ -227,6 +227,7 @@ def _open(
     place = places.pop(_MAIN)
     own = None if place == Path(artifact) else artifact  # an entry's own name, not that of a cache
     name = runtime.load(place, own, over=under.get(_MAIN))
+    named.check_own(name, places)
     for one, its in places.items():
         runtime.load(its, one, over=under.get(one))
     for note in (runtime.describe(), *runtime.notes):

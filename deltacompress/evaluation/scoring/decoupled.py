@@ -79,6 +79,8 @@ class DecoupledServing(Serving):
             requests = [(answers[index].prompt.variant, answers[index].ids) for index in picked]
             done = self.runtime.complete(requests, count, max_batch=batch_size)
             for index, completion in zip(picked, done, strict=True):
+                if completion.error is not None:
+                    raise completion.error
                 found[index] = tuple(completion.tokens)
         return found
 

@@ -26,6 +26,7 @@ from deltacompress.evaluation.scoring.serving import (
     Row,
     Serving,
     batches,
+    check_finite,
     forward,
     padded,
 )
@@ -128,7 +129,9 @@ class Scorer:
         variants = [row.variant for row in rows]
         logits, _ = forward(self.serving, variants, ids, mask, use_cache=False, logits_to_keep=keep)
         for index, row in enumerate(rows):
-            yield logits[index, logits.shape[1] - len(row.continuation) :]
+            own = logits[index, logits.shape[1] - len(row.continuation) :]
+            check_finite(self.serving, row.variant, own)
+            yield own
 
     def _choices(self, rows: Sequence[Row], groups: list[list[int]]) -> dict[int, LogLikelihood]:
         """Score the choices of several questions: each prompt once, then every choice from its cache."""
@@ -151,6 +154,8 @@ class Scorer:
                 cache.crop(-longest)
             picked = [rows[index] for index in chosen]
             pieces = [logits[row, : len(tail)] for row, tail in enumerate(tails)]
+            for variant, piece in zip(variants, pieces, strict=True):
+                check_finite(self.serving, variant, piece)
             found |= zip(chosen, _scored(picked, pieces), strict=True)
         return found
 

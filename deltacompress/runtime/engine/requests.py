@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from deltacompress.errors import DeltaCompressError
+from deltacompress.errors import DeltaCompressError, NumericsError
+from deltacompress.numerics.likelihood import NOT_FINITE
 from deltacompress.runtime.batch import BASE
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.engine.generation_config import Finish, Latency, Sampling
@@ -27,8 +28,12 @@ class Completion:
     error: DeltaCompressError | None = None
 
 
+NO_TOKEN = -1
+"""In the place of a token, where a model's logits say nothing of it."""
+
+
 class Picked(NamedTuple):
-    """A token that was taken.
+    """A token that was taken, or NO_TOKEN.
 
     If asked for: its log-probability in nats, and (token, log-probability) of the likeliest ones.
     """
@@ -118,6 +123,12 @@ class Request:
         self.finished = "failed"
         self.error = error.with_traceback(None)
         error.__cause__ = error.__context__ = None  # their frames would keep alive whatever the step had made
+
+    def fail_without_answer(self) -> None:
+        """It ends, since its logits are not finite."""
+        who = "the base" if self.variant is None else f"variant {self.variant}"
+        told = f"{who} gives logits that are not finite after {self.length} tokens"
+        self.fail(NumericsError(told, way_out=NOT_FINITE))
 
     def completion(self) -> Completion:
         """The result."""

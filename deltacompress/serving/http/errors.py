@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from deltacompress.errors import BackendError, DeltaCompressError, IntegrityError
+from deltacompress.errors import BackendError, DeltaCompressError, IntegrityError, NumericsError
 from deltacompress.serving.messages import Over, Refused
 from deltacompress.zoo.errors import CacheFullError, StoreError
 
@@ -66,6 +66,8 @@ def model_unavailable(model: str, error: DeltaCompressError | None) -> ApiError:
             why = ": it is damaged, or was changed since it was loaded"
         case BackendError() | CacheFullError():
             why = ": there is no room for it, or the device does not take it"
+        case NumericsError():
+            why = ": its logits are not finite"
         case StoreError():
             why = ": its zoo cannot be read"
         case _:

@@ -73,6 +73,14 @@ def test_others_that_cannot_be(family: Family, adapters: tuple[Path, Path], also
     assert told in err
 
 
+def test_another_one_by_the_name_of_the_artifact(family: Family, adapters: tuple[Path, Path]) -> None:
+    lora, boft = adapters
+    options = ("--base", family.pair.base, "--device", "cpu", "--also", f"lora={boft}")
+    code, out, err = run("generate", lora, "w1", *options)
+    assert (code, out) == (2, "")
+    assert "--also lora=: is the name of ARTIFACT; give another (NAME=SOURCE)" in err
+
+
 def test_what_an_adapter_holds(adapters: tuple[Path, Path]) -> None:
     code, out, _ = run("inspect", adapters[1], "--json")
     data = json.loads(out)
@@ -109,3 +117,19 @@ def test_where_only_an_artifact_will_do(family: Family, adapters: tuple[Path, Pa
     assert code == 2
     assert "a PEFT adapter, not an artifact; serve it" in " ".join(err.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_what_verify_tells_of_an_adapter(family: Family, adapters: tuple[Path, Path]) -> None:
+    lora, base = adapters[0], family.pair.base
+    config = lora / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"target_modules": ".*_proj"}))
+    told = "target_modules is an expression, which is not run"
+    code, _, err = run("verify", lora, "--base", base)
+    assert (code, told in err) == (0, True)
+    runtime = together(family, [lora])
+    assert told in runtime.notes[-1]
+    weights = load_file(lora / WEIGHTS)
+    save_file({min(weights): weights[min(weights)]}, lora / WEIGHTS)
+    code, _, err = run("verify", lora)
+    assert code == 2
+    assert "A and B belong together" in err

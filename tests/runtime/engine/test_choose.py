@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.runtime.engine.generation_config import Sampling
-from deltacompress.runtime.engine.requests import Request
+from deltacompress.runtime.engine.requests import NO_TOKEN, Request
 from deltacompress.runtime.engine.sampling.choose import Wanted, choose, score
 from deltacompress.runtime.engine.sampling.shaping import adjusted, drawable
 from deltacompress.runtime.engine.text import TextStream
@@ -204,3 +204,19 @@ def test_an_end_token_that_is_to_be_ignored(wishes: dict[str, Any], finish: str 
     assert one.finished == finish
     one.take(3)
     assert one.finished == (finish or "length")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("wishes", [{}, {"temperature": 1.0}, {"logprobs": 2}, {"logit_bias": ((4, 2.0),)}])
+def test_logits_that_are_not_finite_give_no_token(value: float, wishes: dict[str, Any]) -> None:
+    given = logits(2)
+    given[1, 7] = value
+    first, second = choose(given, [request(**wishes), request(**wishes)])
+    assert first == choose(given[:1], [request(**wishes)])[0]
+    assert (first.token >= 0, second.token) == (True, NO_TOKEN)
+
+
+def test_a_token_that_is_ruled_out_may_be_anything() -> None:
+    given = logits(1)
+    given[0, 35] = float("nan")
+    assert choose(given, [request(vocabulary=30)])[0].token == int(given[0, :30].argmax())

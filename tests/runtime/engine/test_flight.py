@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -484,3 +484,33 @@ def test_not_over_several_devices(runtime: Runtime, monkeypatch: pytest.MonkeyPa
     assert engine(runtime)[0]._scheduler._runs_ahead
     monkeypatch.setattr(runtime.model, "others", Mock())
     assert not engine(runtime)[0]._scheduler._runs_ahead
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("at", [0, 3])
+def test_logits_that_are_not_finite_end_their_request_alone(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, beside: bool, at: int
+) -> None:
+    """at: tokens that it has before; 0: of its prompt."""
+    monkeypatch.setattr(scheduler, "computes_beside", lambda _: beside)
+    init = Choice.__init__
+
+    def damaged(self: Choice, given: Tensor, requests: Sequence[Request]) -> None:
+        given = given.clone()
+        for row, one in enumerate(requests):
+            if one.variant == "a" and len(one.tokens) >= at:
+                given[row, 3] = float("nan")
+        init(self, given, requests)
+
+    monkeypatch.setattr(Choice, "__init__", damaged)
+    running, log = engine(runtime)
+    other = Call("other", None, (5, 7, 8), 12, LONG)
+    running.submit(Call("bad", "a", (5, 6), 8, LONG))
+    running.submit(other)
+    drain(running)
+    ends_as_alone(runtime, log, other)
+    ended = log.end("bad")
+    told = f"variant a gives logits that are not finite after {at + 2} tokens; take a dtype with more range"
+    assert (ended.finish, len(log.tokens("bad"))) == ("failed", at)
+    assert str(ended.error).startswith(told)
+    assert all_is_back(runtime, running)

@@ -11,7 +11,7 @@ from torch import Tensor
 from deltacompress.devices import fetching
 from deltacompress.numerics.likelihood import mask_beyond
 from deltacompress.runtime.batch import to_device
-from deltacompress.runtime.engine.requests import Picked, Request
+from deltacompress.runtime.engine.requests import NO_TOKEN, Picked, Request
 from deltacompress.runtime.engine.sampling.draws import gumbel, key
 from deltacompress.runtime.engine.sampling.shaping import adjusted, adjusts, drawable
 
@@ -33,21 +33,21 @@ class Choice:
     def __init__(self, logits: Tensor, requests: Sequence[Request]) -> None:
         """logits: [requests, vocabulary]; what is launched after this may write over them."""
         logits = mask_beyond(logits, [request.vocabulary for request in requests])
-        self.tokens = _shaped(logits, requests).argmax(-1)
-        self._here = fetching(self.tokens)
+        most, self.tokens = _shaped(logits, requests).max(-1)  # NaN counts as more than any number
+        self._here = fetching(self.tokens.where(most.isfinite(), NO_TOKEN))
         self._told = {row: top for row, one in enumerate(requests) if (top := one.sampling.logprobs) is not None}
         if self._told:
             rows = to_device([*self._told], logits.device)
             self._scores = _scoring(logits[rows], self.tokens[rows], [*self._told.values()])
 
     def wait(self) -> list[Picked]:
-        """Them, once the device has come to them; log-probabilities are of the logits as the model gives them, before
-        any wish.
+        """Them, once the device has come to them; NO_TOKEN, where logits are not finite. Log-probabilities are of the
+        logits as the model gives them, before any wish.
         """
         picked = [Picked(token, None, ()) for token in self._here().tolist()]
         if self._told:
             for row, one in zip(self._told, self._scores(), strict=True):
-                picked[row] = one
+                picked[row] = one._replace(token=picked[row].token)
         return picked
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.runtime.engine.generation_config import Finish
-from deltacompress.runtime.engine.requests import Listener, Picked, Request
+from deltacompress.runtime.engine.requests import NO_TOKEN, Listener, Picked, Request
 from deltacompress.runtime.engine.sampling.choose import Choice, choose
 from deltacompress.runtime.engine.steps.decoder import Decoder
 
@@ -76,7 +76,11 @@ class Flight:
 
     def _note(self, found: Sequence[Picked]) -> None:
         for request, picked in zip(self._decoder.rows, found, strict=True):
-            if request.finished is None:  # nobody has cancelled it, and its text did not end it
+            if request.finished is not None:  # somebody has cancelled it, or its text ended it
+                continue
+            if picked.token == NO_TOKEN:
+                request.fail_without_answer()
+            else:
                 if not request.tokens:
                     self._listener.started(request)
                 request.note(picked.token)

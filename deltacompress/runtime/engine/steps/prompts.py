@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deltacompress.runtime.batch import to_device
 from deltacompress.runtime.engine.policy.portions import fits, most_tokens
-from deltacompress.runtime.engine.requests import Listener, Request
+from deltacompress.runtime.engine.requests import NO_TOKEN, Listener, Request
 from deltacompress.runtime.engine.sampling.choose import Choice, Wanted, score
 from deltacompress.runtime.engine.steps.decoder import JOINED
 from deltacompress.runtime.engine.steps.pages import Pages
@@ -153,6 +153,9 @@ class Prompts:
             found = choice.wait()
             self._pieces.check()
             for request, picked in zip(requests, found, strict=True):
+                if picked.token == NO_TOKEN:
+                    request.fail_without_answer()
+                    continue
                 if not request.tokens:
                     self._listener.started(request)
                 self._listener.token(request, picked, request.take(picked.token))
