@@ -224,7 +224,9 @@ def _open(
     with interrupts.nothing_begun():
         from deltacompress.runtime import Runtime
     runtime = Runtime.from_base(base, device=device, dtype=dtype, backend=backend, tp=tp)
-    own = None if (place := places.pop(_MAIN)) == Path(artifact) else artifact  # an entry's own name, not that of a cache
+    own = (
+        None if (place := places.pop(_MAIN)) == Path(artifact) else artifact
+    )  # an entry's own name, not that of a cache
     name = runtime.load(place, own, over=under.get(_MAIN))
     named.check_own(name, places)
     for one, its in places.items():
