@@ -212,9 +212,7 @@ def _open(
     below: Mapping[str, str] = _NONE,
     tp: int = 1,
 ) -> tuple[Runtime, str]:
-    """The base with the variant loaded, and the variant's name; others: more of them, by name; below: the deltas that
-    adapters go over, where their entries do not say.
-    """
+    """The base with the variant loaded, and its name; others: more by name; below: the deltas that adapters go over."""
     with console.progress() as reporter:
         sources, under = named.beneath({_MAIN: artifact} | dict(others), below, zoo, base, reporter)
         places = {
@@ -224,9 +222,8 @@ def _open(
     with interrupts.nothing_begun():
         from deltacompress.runtime import Runtime
     runtime = Runtime.from_base(base, device=device, dtype=dtype, backend=backend, tp=tp)
-    own = (
-        None if (place := places.pop(_MAIN)) == Path(artifact) else artifact
-    )  # an entry's own name, not that of a cache
+    place = places.pop(_MAIN)
+    own = None if place == Path(artifact) else artifact  # an entry's own name, not that of a cache
     name = runtime.load(place, own, over=under.get(_MAIN))
     named.check_own(name, places)
     for one, its in places.items():
