@@ -253,8 +253,9 @@ def test_nothing_is_scored_by_logits_that_are_not_finite(pair: Pair) -> None:
     alone = [Row(None, (7, 8), (9,))]
     draft = [Prompt(None, (7, 8), 3, draft=(9, 9))]
     for score in (
-        lambda: scorer.loglikelihood(rows),  # questions with several choices
+        lambda: scorer.loglikelihood(rows),
         lambda: scorer.loglikelihood(alone),
+        lambda: scorer.loglikelihood([*alone, Row(None, (7, 8), (9, 9))]),  # choices of one question
         lambda: list(scorer.log_probs(alone)),
         lambda: scorer.generate([Prompt(None, (7, 8), 3)], eos=EOS),
         lambda: scorer.generate(draft, eos=EOS),

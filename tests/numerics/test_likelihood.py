@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deltacompress.numerics import likelihood
-from deltacompress.numerics.likelihood import kl_divergence, log_likelihoods, mask_beyond, score_tokens
+from deltacompress.numerics.likelihood import kl_divergence, log_likelihoods, mask_beyond, say_something, score_tokens
 
 
 def test_the_likelihood_of_a_continuation_is_the_sum_over_its_tokens() -> None:
@@ -73,3 +73,13 @@ def test_tokens_that_one_of_two_lacks_are_left_out() -> None:
     half, wide = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75, 0.0]]).log()
     assert kl_divergence(half, wide).tolist() == pytest.approx([0.5 * log(4 / 3)])
     assert kl_divergence(wide, half).tolist() == pytest.approx([0.75 * log(1.5) + 0.25 * log(0.5)])
+
+
+def test_logits_say_something_where_each_row_has_a_largest_one() -> None:
+    logits = torch.tensor([[0.0, 1.0, -inf], [2.0, 0.0, 0.0]])  # one is ruled out
+    assert say_something(logits)
+    for value in (inf, float("nan")):
+        damaged = logits.clone()
+        damaged[1, 1] = value
+        assert not say_something(damaged)
+    assert not say_something(torch.full((1, 3), -inf))
