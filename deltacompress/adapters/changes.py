@@ -184,10 +184,9 @@ def _check_names_saved(found: Mapping[str, Change], settings: AdapterConfig, mod
     """Of each name of modules_to_save there is something, unless the base has no such module; `check_saved` asks for
     all of it, of the model's own names. modules: as the base calls them.
     """
-    there = [module for module, one in found.items() if one.whole is not None]
     for name in settings.saved:
         only = replace(settings, saved=(name,))
-        if not any(map(only.is_saved, there)) and any(map(only.is_saved, modules)):
+        if not any(map(only.is_saved, found)) and any(map(only.is_saved, modules)):
             raise ValueError(f"has nothing of {name}, which modules_to_save names")
 
 

@@ -266,6 +266,11 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     ),
     "indices of bytes": (SHIRA, shira(12, np.zeros((2, 12), np.uint8)), "shira_indices has dtype U8"),
     "shira transposed": (SHIRA | {"fan_in_fan_out": True}, shira(), "SHiRA is for nn.Linear only"),
+    "bias of an embedding": (
+        LORA | {"target_modules": ["embed_tokens"], "lora_bias": True},
+        embedded() | {f"{TABLE}.lora_B.bias": numbers(8)},
+        "A and B belong together",
+    ),
     "fan_in_fan_out": (
         LORA | {"fan_in_fan_out": True},
         lora(),
@@ -485,6 +490,7 @@ def test_what_was_saved_whole_is_there(tmp_path: Path) -> None:
     found = opened(tmp_path / "a", NORM, file)
     there = [f"{Q}.weight", f"{Q}.bias", "lm_head.weight", "model.norm.weight"]
     check_saved(found.changes, found.settings, there)
+    opened(tmp_path / "b", NORM | {"modules_to_save": ["lm_head", "norm", "score"]}, file)  # the base has no score
     without = {name: one for name, one in found.changes.items() if name != "model.norm"}
     with pytest.raises(ValueError, match=r"has nothing of model\.norm, which modules_to_save names"):
         check_saved(without, found.settings, there)
