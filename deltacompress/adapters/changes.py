@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +45,11 @@ def check_together(tensors: Tensors, settings: AdapterConfig) -> None:
     brought = [one for one in by_module(tensors, settings.kind).values() if one.matrices]
     if not brought:
         raise ValueError(f"holds no {settings.kind} matrices")
-    needs = {"lora": low_rank.need, "boft": rotation.need, "shira": sparse.need}
+    needs: dict[str, Callable[[Brought, AdapterConfig], None]] = {
+        "lora": low_rank.need,
+        "boft": rotation.need,
+        "shira": sparse.need,
+    }
     if (need := needs.get(settings.kind)) is not None:
         for one in brought:
             need(one, settings)
@@ -136,11 +141,12 @@ def _matrices(brought: Brought, tensors: Tensors, settings: AdapterConfig, shape
     try:
         return _matrices_as_said(brought, tensors, settings, shape)
     except DoesNotFitError:
-        if not settings.transposed:
-            raise
-        _matrices_as_said(brought, tensors, replace(settings, transposed=False), shape)
-        told = "fits a weight [out, in], and fan_in_fan_out of the config says [in, out]"
-        raise ValueError(f"module {brought.module}: what is there {told}") from None
+        if settings.transposed:
+            with suppress(DoesNotFitError):
+                _matrices_as_said(brought, tensors, replace(settings, transposed=False), shape)
+                told = "what is there fits a weight [out, in]; make fan_in_fan_out of the config false"
+                raise ValueError(f"module {brought.module}: {told}") from None
+        raise
 
 
 def _matrices_as_said(brought: Brought, tensors: Tensors, settings: AdapterConfig, shape: Shape) -> dict[str, Any]:

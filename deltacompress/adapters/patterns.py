@@ -84,7 +84,7 @@ def is_named(module: str, names: Sequence[str]) -> bool:
 
 def is_plain(text: str) -> bool:
     """Whether an expression is a name: to PEFT it means the one module that is called so."""
-    return re.fullmatch(r"[\w.-]*", text) is not None
+    return re.fullmatch(r"[\w.-]+", text) is not None
 
 
 def layer_of(module: str, lists: Sequence[str]) -> int | None:

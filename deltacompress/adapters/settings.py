@@ -82,7 +82,8 @@ class AdapterConfig:
         if is_named(module, self.excluded) or self.is_saved(module):
             return False
         if isinstance(self.targets, str):
-            return not is_plain(self.targets) or self.targets == ALL_LINEAR or self.targets == module
+            every = not is_plain(self.targets) or self.targets.lower() == ALL_LINEAR
+            return every or pattern_of("^" + self.targets).fits(module)
         if module in self.targets:
             return True
         if not is_named(module, self.targets):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.devices import sent
+from deltacompress.errors import NumericsError
 
 _AT_A_TIME = 1 << 23
 """Log-probabilities that are held in fp64 at once, 64 MiB."""
@@ -44,6 +45,22 @@ def log_likelihoods(scores: Tensor, lengths: Sequence[int]) -> list[LogLikelihoo
     """
     pieces = scores.cpu().split(list(lengths), dim=1)
     return [LogLikelihood(float(piece[0].sum()), bool(piece[1].all())) for piece in pieces]
+
+
+def not_finite(who: str, told: str = "") -> NumericsError:
+    """The error of whoever gives such logits."""
+    return NumericsError(f"{who} gives logits that are not finite{told}", way_out=NOT_FINITE)
+
+
+def check_logits(pieces: Sequence[Tensor], variants: Sequence[str | None]) -> None:
+    """Make sure that something can be scored by them: [tokens, vocabulary] of each variant (None: the model itself).
+
+    Waits for the device once; raises NumericsError.
+    """
+    fine = torch.stack([say_something(one) for one in pieces]).tolist()
+    for variant, is_fine in zip(variants, fine, strict=True):
+        if not is_fine:
+            raise not_finite("the model" if variant is None else f"variant {variant}")
 
 
 def say_something(logits: Tensor) -> Tensor:

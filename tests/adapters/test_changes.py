@@ -129,7 +129,7 @@ NORM = LORA | {"modules_to_save": ["lm_head", "model.norm"]}
 NOT_THE_BASES: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "outputs": (LORA, lora(outputs=8), r"lora B has shape \[8, 2\], the base needs \[4, 2\] \(base team/llama@1\)"),
     "inputs": (LORA, lora(inputs=4), r"lora A has shape \[2, 4\]"),
-    "swapped": (LORA | {"fan_in_fan_out": True}, lora(inputs=9), r"the base needs \[2, 8\]"),
+    "swapped": (LORA | {"fan_in_fan_out": True}, lora(inputs=9), r"the base needs \[2, 4\]"),
     "module": (LORA | {"target_modules": ["w"]}, lora("model.w"), "module model.w is not in the base"),
     "vector": (LORA | {"target_modules": ["norm"]}, lora("model.norm"), "not a matrix"),
     "table": (LORA | {"target_modules": ["embed_tokens"]}, embedded(13), r"lora embedding A has shape \[2, 13\]"),
@@ -274,7 +274,7 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "fan_in_fan_out": (
         LORA | {"fan_in_fan_out": True},
         lora(),
-        r"fits a weight \[out, in\], and fan_in_fan_out of the config says \[in, out\]",
+        r"q_proj: what is there fits a weight \[out, in\]; make fan_in_fan_out of the config false",
     ),
     "no block": (
         config("BOFT", boft_block_size=0),
@@ -568,7 +568,9 @@ def test_an_expression_is_told(tmp_path: Path) -> None:
         ({"target_modules": ".*q_proj"}, told),
         ({"exclude_modules": ".*k_proj"}, told.replace("target", "exclude")),
         ({"target_modules": Q}, None),
+        ({"target_modules": Q.replace("0", ".")}, None),  # any sign, as in an expression
         ({"target_modules": "all-linear"}, None),
+        ({"target_modules": "All-Linear"}, None),
         ({}, None),
     ]
     for k, (fields, wanted) in enumerate(cases):

@@ -21,6 +21,7 @@ from deltacompress.evaluation.scoring.checkpoints import PlainServing
 from deltacompress.evaluation.scoring.decoupled import DecoupledServing
 from deltacompress.evaluation.scoring.scorer import Scorer
 from deltacompress.evaluation.scoring.serving import Begun, Prompt, Row, batches, room
+from deltacompress.runtime import Completion
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -273,6 +274,24 @@ def test_the_variant_whose_logits_are_not_finite_is_named(make_pair: Callable[..
     scorer.serving.load(wild, "wild")
     assert len(scorer.loglikelihood(_rows(None))) == len(_rows())
     with pytest.raises(NumericsError, match="variant wild gives logits that are not finite"):
+        scorer.serving.runtime.loglikelihood([(None, [7, 8], [9]), ("wild", [7, 8], [9])])
+    with pytest.raises(NumericsError, match="variant wild gives logits that are not finite"):
         scorer.loglikelihood(_rows("wild"))
     with pytest.raises(NumericsError, match="variant wild gives logits that are not finite after 2 tokens"):
         scorer.generate([Prompt("wild", (7, 8), 3)], eos=EOS)
+
+
+@pytest.mark.parametrize(("tokens", "is_whole"), [((9, EOS, 4), True), ((9, 9, 9), True), ((9,), False)])
+def test_an_answer_that_was_whole_before_it_failed(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tokens: tuple[int, ...], is_whole: bool
+) -> None:
+    """More tokens than are left are asked for, and an end may be one of the task's alone."""
+    serving = DecoupledServing.open(pair.base)
+    failed = Completion("", tokens, "failed", NumericsError("not finite"))
+    monkeypatch.setattr(serving.runtime, "complete", lambda *_, **__: [failed])
+    begun = Begun(Prompt(None, (7, 8), 3), (), frozenset({EOS}))
+    if is_whole:
+        assert serving.complete([begun], batch_size=4) == [tokens]
+    else:
+        with pytest.raises(NumericsError, match="not finite"):
+            serving.complete([begun], batch_size=4)

@@ -1,4 +1,4 @@
-"""The fused operations of a decode step against what they stand for in PyTorch.
+"""The fused operations between linears against what they stand for in PyTorch.
 
 Without a GPU they run under Triton's interpreter, in a process of their own and in fp32 (bf16 is truncated there).
 """
@@ -57,7 +57,7 @@ def test_rms_norm(place: Place, kind: fused.NormKind) -> None:
 def test_rotate(place: Place, tokens: int, angles: int) -> None:
     q = drawn(place, 4, tokens, 160)[..., 10:106].view(4, tokens, 6, 16).transpose(1, 2)
     k = drawn(place, 4, 11, tokens, 16)
-    cos, sin = drawn(place, angles, tokens, 16), drawn(place, angles, tokens, 16, seed=1)
+    cos, sin = (drawn(place, angles, tokens, 20, seed=seed)[..., 2:18] for seed in (0, 1))
     assert fused.rotates(q, k, cos)
     for found, wanted in zip(fused.rotate(q, k, cos, sin), fused.rotate_formula(q, k, cos, sin), strict=True):
         assert torch.equal(found, wanted)
@@ -119,6 +119,8 @@ def test_store_a_prompt(place: Place) -> None:
     wanted_keys.view(2, -1, 24)[:, at] = k.transpose(0, 1)
     wanted_values.view(2, -1, 24)[:, at] = v.transpose(0, 1)
     assert fused.stores(k, v)
+    assert not fused.stores(k, v[:, :, :3])
+    assert not fused.stores(k[..., ::2], v[..., ::2])
     fused.store(k, v, keys, values, at)
     assert torch.equal(keys, wanted_keys)
     assert torch.equal(values, wanted_values)

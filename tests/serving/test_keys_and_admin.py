@@ -74,8 +74,8 @@ def test_a_failure_is_told_in_the_log_alone(live: Live) -> None:
 
 def test_logits_that_are_not_finite_are_told_as_such() -> None:
     error = Failure.of(NumericsError("variant bot gives logits that are not finite")).error()
-    told = model_unavailable("bot", error).body()
-    assert told["error"]["message"] == "the model 'bot' cannot be served: its logits are not finite"
+    told = model_unavailable("bot", error)
+    assert (told.status, told.body()["error"]["message"]) == (500, "the model 'bot' gives logits that are not finite")
 
 
 @pytest.fixture(scope="module")

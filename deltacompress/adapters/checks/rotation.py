@@ -20,7 +20,7 @@ def rotation(
         ValueError: one is missing, or they do not fit.
     """
     module, roles = brought.module, brought.roles
-    need(brought, settings)
+    need(brought)
     if not settings.block and not settings.blocks:
         raise ValueError(f"module {module}: boft_block_size and boft_block_num of the config are both 0")
     shape = tensors[roles["R"]].shape
@@ -47,7 +47,7 @@ def rotation(
     return Rotation(roles["R"], roles["s"], factors, block)
 
 
-def need(brought: Brought, settings: AdapterConfig) -> None:
+def need(brought: Brought, _: AdapterConfig | None = None) -> None:
     """Raises ValueError: R or s is missing."""
     if brought.matrices != {"R", "s"}:
         there = ", ".join(sorted(brought.roles))

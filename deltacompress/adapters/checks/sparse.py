@@ -21,7 +21,7 @@ def scattered(brought: Brought, tensors: Tensors, settings: AdapterConfig, outpu
         ValueError: one is missing, or they do not fit.
     """
     module, roles = brought.module, brought.roles
-    need(brought, settings)
+    need(brought)
     count = settings.rank * (outputs + inputs)
     needs = f"the base and r {settings.rank} of the config need"
     same(module, "shira_weight", tensors[roles["values"]], (count,), needs=needs)
@@ -30,7 +30,7 @@ def scattered(brought: Brought, tensors: Tensors, settings: AdapterConfig, outpu
     return Sparse(roles["values"], count, indices=roles["indices"])
 
 
-def need(brought: Brought, settings: AdapterConfig) -> None:
+def need(brought: Brought, _: AdapterConfig | None = None) -> None:
     """Raises ValueError: SHiRA's values or indices are missing."""
     if brought.matrices != {"values", "indices"}:
         there = ", ".join(sorted(brought.roles))

@@ -14,11 +14,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.evaluation.scoring.serving import Begun, Serving, batches, check_finite, forward, padded
+from deltacompress.evaluation.scoring.serving import Begun, Serving, batches, forward, padded
 from deltacompress.models import load
 from deltacompress.models.architectures.caches import cache_of, with_cache
 from deltacompress.models.generation import token_ids
 from deltacompress.models.support import failing_forward
+from deltacompress.numerics.likelihood import check_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,7 +83,7 @@ class PlainServing(Serving):
         while alive:
             variants = [answers[index].prompt.variant for index in alive]
             logits, cache = forward(self, variants, ids, mask, cache=cache, use_cache=True, logits_to_keep=1)
-            check_finite(self, None, logits[:, -1])
+            check_logits([logits[:, -1]], [None])
             tokens = logits[:, -1].argmax(-1)
             for index, token in zip(alive, tokens.tolist(), strict=True):
                 written[index].append(token)

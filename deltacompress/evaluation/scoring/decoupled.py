@@ -79,7 +79,8 @@ class DecoupledServing(Serving):
             requests = [(answers[index].prompt.variant, answers[index].ids) for index in picked]
             done = self.runtime.complete(requests, count, max_batch=batch_size)
             for index, completion in zip(picked, done, strict=True):
-                if completion.error is not None:
+                ended = answers[index].ends.intersection(completion.tokens)
+                if completion.error is not None and not ended and len(completion.tokens) < answers[index].left:
                     raise completion.error
                 found[index] = tuple(completion.tokens)
         return found

@@ -26,11 +26,10 @@ from deltacompress.evaluation.scoring.serving import (
     Row,
     Serving,
     batches,
-    check_finite,
     forward,
     padded,
 )
-from deltacompress.numerics.likelihood import LogLikelihood, log_likelihoods, score_tokens
+from deltacompress.numerics.likelihood import LogLikelihood, check_logits, log_likelihoods, score_tokens
 
 
 class Scorer:
@@ -128,10 +127,9 @@ class Scorer:
         keep = max(len(row.continuation) for row in rows)
         variants = [row.variant for row in rows]
         logits, _ = forward(self.serving, variants, ids, mask, use_cache=False, logits_to_keep=keep)
-        for index, row in enumerate(rows):
-            own = logits[index, logits.shape[1] - len(row.continuation) :]
-            check_finite(self.serving, row.variant, own)
-            yield own
+        pieces = [logits[index, logits.shape[1] - len(row.continuation) :] for index, row in enumerate(rows)]
+        check_logits(pieces, variants)
+        yield from pieces
 
     def _choices(self, rows: Sequence[Row], groups: list[list[int]]) -> dict[int, LogLikelihood]:
         """Score the choices of several questions: each prompt once, then every choice from its cache."""
@@ -154,8 +152,7 @@ class Scorer:
                 cache.crop(-longest)
             picked = [rows[index] for index in chosen]
             pieces = [logits[row, : len(tail)] for row, tail in enumerate(tails)]
-            for variant, piece in zip(variants, pieces, strict=True):
-                check_finite(self.serving, variant, piece)
+            check_logits(pieces, variants)
             found |= zip(chosen, _scored(picked, pieces), strict=True)
         return found
 

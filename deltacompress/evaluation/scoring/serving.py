@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from deltacompress.errors import NumericsError
-from deltacompress.numerics.likelihood import NOT_FINITE, say_something
-
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -149,11 +146,3 @@ def forward(
     """
     positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     return serving.forward(variants, input_ids=ids, attention_mask=mask, position_ids=positions, **options)
-
-
-def check_finite(serving: Serving, variant: str | None, logits: Tensor) -> None:
-    """Raises NumericsError: they say nothing, so that nothing can be scored by them."""
-    if not say_something(logits):
-        who = "the model" if variant is None else f"variant {variant}"
-        where = serving.model.config.name_or_path
-        raise NumericsError(f"{who} gives logits that are not finite", where=where, way_out=NOT_FINITE)

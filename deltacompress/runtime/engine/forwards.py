@@ -129,6 +129,7 @@ def batches(items: Sequence[Item], fits: Callable[[set[str]], bool]) -> Iterator
 def log_likelihoods(items: list[Item], logits: Tensor, targets: list[list[int]]) -> list[likelihood.LogLikelihood]:
     """Of each item's continuation, from the logits before each of its tokens (as `run` gives them)."""
     logits = likelihood.mask_beyond(logits, [one.vocabulary for one in items for _ in range(one.kept)])
+    likelihood.check_logits(logits.split([one.kept for one in items]), [one.variant for one in items])
     wanted = to_device([token for one in targets for token in one], logits.device)
     scores = likelihood.score_tokens(logits, wanted)
     return likelihood.log_likelihoods(scores, [len(one) for one in targets])

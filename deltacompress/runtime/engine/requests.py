@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from deltacompress.errors import DeltaCompressError, NumericsError
-from deltacompress.numerics.likelihood import NOT_FINITE
+from deltacompress.errors import DeltaCompressError
+from deltacompress.numerics.likelihood import not_finite
 from deltacompress.runtime.batch import BASE
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.engine.generation_config import Finish, Latency, Sampling
@@ -20,7 +20,7 @@ OnToken = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a request became. finished: "failed" has its `error`, and no text."""
+    """What a request became. finished: "failed" has its `error`, and what came before it."""
 
     text: str
     tokens: tuple[int, ...]
@@ -127,8 +127,7 @@ class Request:
     def fail_without_answer(self) -> None:
         """It ends, since its logits are not finite."""
         who = "the base" if self.variant is None else f"variant {self.variant}"
-        told = f"{who} gives logits that are not finite after {self.length} tokens"
-        self.fail(NumericsError(told, way_out=NOT_FINITE))
+        self.fail(not_finite(who, f" after {self.length} tokens"))
 
     def completion(self) -> Completion:
         """The result."""

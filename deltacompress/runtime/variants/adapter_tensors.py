@@ -163,10 +163,10 @@ class AdapterTensors:
         found = values.to(self.dtype).contiguous()
         # a sum is ten times as fast, and not finite where a value is not, or it is itself too large
         if not bool(found.sum(dtype=torch.float32).isfinite()) and not bool(torch.isfinite(found).all()):
-            kind, narrow = str(self.dtype).removeprefix("torch."), self.dtype == torch.float16
+            kind = str(self.dtype).removeprefix("torch.")
             raise InputError(
                 f"module {module}: {what} has values that {kind} does not hold",
                 where=self._adapter.weights,
-                way_out="serve with dtype bfloat16 or float32" if narrow else _AGAIN,
+                way_out=_AGAIN if self.dtype == torch.float32 else "serve with dtype bfloat16 or float32",
             )
         return found

@@ -60,14 +60,14 @@ def unavailable(message: str, code: str, retry_after: int = 5) -> ApiError:
 
 
 def model_unavailable(model: str, error: DeltaCompressError | None) -> ApiError:
-    """A variant that cannot be had; what the error says names files, and is for the log alone."""
+    """A variant that cannot be had, or gives no answer; what the error says names files, and is for the log alone."""
+    if isinstance(error, NumericsError):
+        return ApiError(500, f"the model {model!r:.200} gives logits that are not finite", code="not_finite")
     match error:
         case IntegrityError():
             why = ": it is damaged, or was changed since it was loaded"
         case BackendError() | CacheFullError():
             why = ": there is no room for it, or the device does not take it"
-        case NumericsError():
-            why = ": its logits are not finite"
         case StoreError():
             why = ": its zoo cannot be read"
         case _:

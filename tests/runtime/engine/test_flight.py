@@ -23,6 +23,7 @@ from deltacompress.runtime.engine.live.engine import Engine
 from deltacompress.runtime.engine.live.events import NewToken
 from deltacompress.runtime.engine.requests import Picked, Request
 from deltacompress.runtime.engine.sampling.choose import Choice
+from deltacompress.runtime.engine.steps import prompts
 from deltacompress.runtime.engine.steps.decoder import Decoder
 from deltacompress.runtime.engine.steps.flight import computes_beside
 from deltacompress.runtime.engine.steps.pages import Pages
@@ -487,9 +488,10 @@ def test_not_over_several_devices(runtime: Runtime, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize(("who", "told"), [("a", "variant a"), (None, "the base")])
 @pytest.mark.parametrize("at", [0, 3])
 def test_logits_that_are_not_finite_end_their_request_alone(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, beside: bool, at: int
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, beside: bool, who: str | None, told: str, at: int
 ) -> None:
     """at: tokens that it has before; 0: of its prompt."""
     monkeypatch.setattr(scheduler, "computes_beside", lambda _: beside)
@@ -498,19 +500,31 @@ def test_logits_that_are_not_finite_end_their_request_alone(
     def damaged(self: Choice, given: Tensor, requests: Sequence[Request]) -> None:
         given = given.clone()
         for row, one in enumerate(requests):
-            if one.variant == "a" and len(one.tokens) >= at:
+            if one.variant == who and len(one.tokens) >= at:
                 given[row, 3] = float("nan")
         init(self, given, requests)
 
     monkeypatch.setattr(Choice, "__init__", damaged)
     running, log = engine(runtime)
-    other = Call("other", None, (5, 7, 8), 12, LONG)
-    running.submit(Call("bad", "a", (5, 6), 8, LONG))
+    other = Call("other", "a" if who is None else None, (5, 7, 8), 12, LONG)
+    running.submit(Call("bad", who, (5, 6), 8, LONG))
     running.submit(other)
     drain(running)
     ends_as_alone(runtime, log, other)
     ended = log.end("bad")
-    told = f"variant a gives logits that are not finite after {at + 2} tokens; take a dtype with more range"
+    told += f" gives logits that are not finite after {at + 2} tokens; take a dtype with more range"
     assert (ended.finish, len(log.tokens("bad"))) == ("failed", at)
     assert str(ended.error).startswith(told)
+    assert all_is_back(runtime, running)
+
+
+def test_logits_of_a_prompt_that_are_not_finite_are_no_scores(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "score", lambda _, wanted: [Picked(1, float("nan"), ()) for _ in wanted])
+    running, log = engine(runtime)
+    running.submit(Call("scored", "a", (5, 6, 7), 8, Sampling(prompt_logprobs=0)))
+    drain(running)
+    assert log.end("scored").finish == "failed"
+    assert "variant a gives logits that are not finite" in str(log.end("scored").error)
     assert all_is_back(runtime, running)

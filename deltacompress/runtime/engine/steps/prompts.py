@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from math import isnan
 from typing import NamedTuple
 
 from torch import Tensor
@@ -153,7 +154,7 @@ class Prompts:
             found = choice.wait()
             self._pieces.check()
             for request, picked in zip(requests, found, strict=True):
-                if picked.token == NO_TOKEN:
+                if picked.token == NO_TOKEN or any(isnan(one.logprob or 0.0) for one in request.prompt_scores):
                     request.fail_without_answer()
                     continue
                 if not request.tokens:
