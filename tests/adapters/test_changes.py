@@ -381,9 +381,11 @@ def test_a_head_that_is_left_out_by_the_name_that_the_model_has_for_it(tmp_path:
         whole = {f"{HEAD}.weight": numbers(12, 8)} if "modules_to_save" in left_out else {}
         found = opened(tmp_path / str(k), both | left_out, lora() | whole, base).changes
         assert [name for name, one in found.items() if one.low_rank] == [Q]
-    if called is None or "lm_head" in called:  # else the model has no such module
-        with pytest.raises(CheckpointError, match="has nothing of lm_head, which modules_to_save names"):
-            opened(tmp_path / "b", both | {"modules_to_save": ["lm_head"]}, lora(), base)
+    has_none = (
+        nullcontext() if called == "embed_out.weight" else pytest.raises(CheckpointError, match="nothing of lm_head")
+    )
+    with has_none:
+        opened(tmp_path / "b", both | {"modules_to_save": ["lm_head"]}, lora(), base)
     with pytest.raises(CheckpointError, match="has no matrices for its target module lm_head"):
         opened(tmp_path / "c", both, lora(), base)
 
