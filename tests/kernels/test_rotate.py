@@ -163,6 +163,18 @@ def test_programs_of_several_tiles_side_by_side(place: Place, wide: int, monkeyp
     assert relative(turned(place, x, segments, rotated), rotated.exact(x, segments)) <= bound(place, F32)
 
 
+def test_captured_steps_of_few_rows_take_tiles_of_few() -> None:
+    """However long a run may be there."""
+    step = Segments.build([0, 12, 96], [0, 1], "cpu", capacity=97, row_limit=96)
+    few, many = adapters.TURN_FEW_ROWS, adapters.TURN_MANY_ROWS
+    assert adapters.rotation_tiles(step, 96, plain=False) is few
+    assert adapters.rotation_tiles(step, 128, plain=False) is few
+    assert adapters.rotation_tiles(Segments.build([0, 129], [0], "cpu", row_limit=129), 129, plain=False) is many
+    assert adapters.rotation_tiles(Segments.build([0, 96], [0], "cpu"), 96, plain=False) is many
+    one = Segments.build([0, 1, 2], [0, 1], "cpu", row_limit=1)
+    assert adapters.rotation_tiles(one, 96, plain=False) is adapters.TURN_ONE_ROW
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_batch_of_no_run_is_copied(place: Place) -> None:
     rotated = make_rotated(place[1], F32, 96, [16])

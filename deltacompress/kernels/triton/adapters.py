@@ -124,14 +124,19 @@ TURN_FEW_ROWS = _RotationTiles(16, 64, 64, programs=32, warps=4, stages=2)
 TURN_MANY_ROWS = _RotationTiles(64, 64, 64, programs=32, warps=4, stages=3, wide=8, registers=168)
 TURN_PROGRAMS = 256
 """So many at least, before one takes several tiles side by side."""
+TURN_STEP = 128
+"""Rows of a captured step that are few."""
 TURN_PLAIN = {"columns": 32, "depth": 32}
 """What differs for products of fp32, on ordinary cores."""
 
 
-def _rotation_tiles(limit: int, plain: bool, *, short: bool) -> _RotationTiles:
-    """For runs of at most `limit` rows."""
-    if limit <= 1:
+def rotation_tiles(segments: Segments, rows: int, plain: bool) -> _RotationTiles:
+    """For a batch of so many rows. Captured steps of few take tiles of few: a run as long as they allow is rare there,
+    and programs share its tiles.
+    """
+    if segments.row_limit <= 1:
         return TURN_ONE_ROW_PLAIN if plain else TURN_ONE_ROW
+    short = _are_short(segments, rows) or (segments.fixed and rows <= TURN_STEP)
     tiles = TURN_FEW_ROWS if short else TURN_MANY_ROWS
     return replace(tiles, **TURN_PLAIN) if plain else tiles
 
@@ -203,9 +208,9 @@ class TritonAdapters(AdapterKernels):
         from deltacompress.kernels.triton.rotation import rotate_kernel as kernel
 
         check_rotation(x, out, segments, tables)
-        limit, first, rows, capacity = segments.row_limit, tables[0], out.shape[1], segments.capacity
+        first, rows, capacity = tables[0], out.shape[1], segments.capacity
         plain = interpreted() or x.dtype == torch.float32 or x.dtype != first.dtype
-        tiles = _rotation_tiles(limit, plain, short=_are_short(segments, rows))
+        tiles = rotation_tiles(segments, rows, plain)
         most = -(-rows // tiles.bm) + (0 if tiles.bm == 1 else capacity + 1)  # tiles that so many runs can have
         across = -(-first.features // tiles.columns)
         wide = max(min(across * -(-rows // tiles.bm) * len(tables) // TURN_PROGRAMS, tiles.wide), 1)
