@@ -83,6 +83,14 @@ class Adapter:
         return sum(any((one.low_rank, one.embedding, one.rotation, one.sparse)) for one in self.changes.values())
 
     @property
+    def unread_note(self) -> str | None:
+        """What to tell of modules that an expression of the config may leave out; None: it has none."""
+        unread = self.settings.unread
+        if unread is None:
+            return None
+        return f"{unread} is an expression, which is not run: all {self.modules} modules of its file are served"
+
+    @property
     def title(self) -> str:
         """What a list calls it: the kind, and the rank where it has one."""
         return self.kind if self.kind == "boft" else f"{self.kind}-r{self.settings.rank}"

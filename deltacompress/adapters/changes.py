@@ -26,8 +26,7 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
     Raises:
         ValueError: one line without the file's name: which tensor it is, and how it does not fit.
     """
-    check_together(tensors, settings)
-    brought = by_module(tensors, settings.kind)
+    brought = _brought(tensors, settings)
     found = {module: _change(one, tensors, settings, base) for module, one in brought.items()}
     called = _called(found, base)
     _check_targets({module for module, one in brought.items() if one.matrices}, settings, [*called, HEAD])
@@ -42,9 +41,7 @@ def check_together(tensors: Tensors, settings: AdapterConfig) -> None:
     Raises:
         ValueError: as changes_of.
     """
-    brought = [one for one in by_module(tensors, settings.kind).values() if one.matrices]
-    if not brought:
-        raise ValueError(f"holds no {settings.kind} matrices")
+    brought = _brought(tensors, settings).values()
     needs: dict[str, Callable[[Brought, AdapterConfig], None]] = {
         "lora": low_rank.need,
         "boft": rotation.need,
@@ -52,7 +49,8 @@ def check_together(tensors: Tensors, settings: AdapterConfig) -> None:
     }
     if (need := needs.get(settings.kind)) is not None:
         for one in brought:
-            need(one, settings)
+            if one.matrices:
+                need(one, settings)
 
 
 def half_note(
@@ -75,14 +73,6 @@ def half_note(
         end = "they keep those that they have without it"
         told += _lacking(meant, there, "no bias for {} modules whose biases were trained", end, settings)
     return "; ".join(told) or None
-
-
-def unread_note(changes: Mapping[str, Change], settings: AdapterConfig) -> str | None:
-    """What to tell of modules that an expression may leave out; None: there is none."""
-    if settings.unread is None:
-        return None
-    count = sum(any((one.low_rank, one.embedding, one.rotation, one.sparse)) for one in changes.values())
-    return f"{settings.unread} is an expression, which is not run: all {count} modules of its file are served"
 
 
 def _lacking(meant: Sequence[str], there: set[str], what: str, end: str, settings: AdapterConfig) -> list[str]:
@@ -111,6 +101,13 @@ def check_saved(changes: Mapping[str, Change], settings: AdapterConfig, tensors:
             raise ValueError(f"has nothing of {module}, which modules_to_save names")
         if (own.bias if part == "bias" else own.weight) is None:
             raise ValueError(f"has no {part} of {module}, which modules_to_save names")
+
+
+def _brought(tensors: Tensors, settings: AdapterConfig) -> dict[str, Brought]:
+    found = by_module(tensors, settings.kind)
+    if not any(one.matrices for one in found.values()):
+        raise ValueError(f"holds no {settings.kind} matrices")
+    return found
 
 
 def _change(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Shape]) -> Change:

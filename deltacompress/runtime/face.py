@@ -206,6 +206,7 @@ class Runtime:
 
         Raises:
             InputError: as `logits`; an empty context (give at least the bos token) or continuation.
+            NumericsError: logits are not finite.
         """
         scored = list(self._input.scored(requests))
         found = [LogLikelihood(0.0, False)] * len(scored)

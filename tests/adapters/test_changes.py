@@ -15,7 +15,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from deltacompress.adapters.adapter import Adapter, check_alone, open_adapter, read_adapter
-from deltacompress.adapters.changes import check_saved, half_note, unread_note
+from deltacompress.adapters.changes import check_saved, half_note
 from deltacompress.adapters.directory import is_adapter
 from deltacompress.adapters.records import Change, EmbeddingLowRank, LowRank, Rotation, Sparse, TokenRows, Whole
 from deltacompress.adapters.settings import parse_settings
@@ -576,8 +576,7 @@ def test_an_expression_is_told(tmp_path: Path) -> None:
         ({}, None),
     ]
     for k, (fields, wanted) in enumerate(cases):
-        found = opened(tmp_path / str(k), LORA | fields, lora())
-        assert unread_note(found.changes, found.settings) == wanted
+        assert opened(tmp_path / str(k), LORA | fields, lora()).unread_note == wanted
 
 
 @pytest.mark.parametrize(

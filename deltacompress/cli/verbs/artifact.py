@@ -113,7 +113,6 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
     compared when it was pulled.
     """
     from deltacompress.adapters.adapter import check_alone, read_adapter
-    from deltacompress.adapters.changes import unread_note
     from deltacompress.adapters.directory import base_note
     from deltacompress.adapters.summary import summarize
     from deltacompress.adapters.values import check_finite, check_values
@@ -132,7 +131,7 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
     else:
         shapes, adapter = "config, names, shapes and values", early.adapter(place, base, over)
         check_values(adapter)
-        if (note := unread_note(adapter.changes, adapter.settings)) is not None:
+        if (note := adapter.unread_note) is not None:
             console.note(f"{entry or place}: {note}")
         told = {"kind": adapter.kind, "modules": adapter.modules, "digest": adapter.digest}
         if over is None and base is not None and (note := base_note(place, base)) is not None:

@@ -127,7 +127,11 @@ def batches(items: Sequence[Item], fits: Callable[[set[str]], bool]) -> Iterator
 
 @torch.inference_mode()
 def log_likelihoods(items: list[Item], logits: Tensor, targets: list[list[int]]) -> list[likelihood.LogLikelihood]:
-    """Of each item's continuation, from the logits before each of its tokens (as `run` gives them)."""
+    """Of each item's continuation, from the logits before each of its tokens (as `run` gives them).
+
+    Raises:
+        NumericsError: these are not finite.
+    """
     logits = likelihood.mask_beyond(logits, [one.vocabulary for one in items for _ in range(one.kept)])
     likelihood.check_logits(logits.split([one.kept for one in items]), [one.variant for one in items])
     wanted = to_device([token for one in targets for token in one], logits.device)

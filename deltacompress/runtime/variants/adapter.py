@@ -23,7 +23,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.adapters.adapter import Adapter, adapter_identity, open_adapter
-from deltacompress.adapters.changes import check_saved, half_note, unread_note
+from deltacompress.adapters.changes import check_saved, half_note
 from deltacompress.adapters.directory import base_note
 from deltacompress.adapters.records import Change
 from deltacompress.adapters.values import check_values
@@ -63,7 +63,7 @@ class AdapterVariant(Variant):
         modules = [path.removesuffix(".weight") for path, role in base.roles.items() if role != "vector"]
         biased = [path.removesuffix(".bias") for path in base.roles if path.endswith(".bias")]
         half = half_note(adapter.changes, adapter.settings, modules, biased)
-        self._file_notes = [one for one in (half, unread_note(adapter.changes, adapter.settings)) if one is not None]
+        self._file_notes = [one for one in (half, adapter.unread_note) if one is not None]
 
     @classmethod
     def open(cls, path: Path, base: BaseSide, over: DeltaVariant | None = None) -> AdapterVariant:
