@@ -46,13 +46,13 @@ def test_in_its_own_process() -> None:
 @pytest.mark.parametrize(("dtype", "kept"), [(F32, F32), (F16, F16), (BF16, F32)], ids=str)
 @pytest.mark.parametrize(
     ("rows", "slots"),
-    [([1, 0, 1, 1, 1], [1, 0, -1, 2, 0]), ([9, 2, 1, 3], [1, -1, 0, 2]), ([70, 60], [1, 0]), ([2], [-1]), ([], [])],
+    [([1, 0, 1, 1, 1], [1, 0, -1, 2, 0]), ([9, 2, 1, 3], [1, -1, 0, 2]), ([400, 60], [1, 0]), ([2], [-1]), ([], [])],
     ids=["one row each", "more", "long", "the base's alone", "nothing"],
 )
 def test_all_slots_of_linears_side_by_side(
     place: Place, rows: list[int], slots: list[int], dtype: torch.dtype, kept: torch.dtype
 ) -> None:
-    """1100 columns are more than one program's."""
+    """1100 columns, or 58 tiles of 8 rows, are more than one program's."""
     tables = make_tables(place[1], kept, (1100, 21), 3)
     segments = Segments.build(rising(rows), slots, place[1], capacity=len(slots) + 1)
     wide = drawn(torch.Generator().manual_seed(7), sum(rows) + 2, 1130).to(place[1], dtype)

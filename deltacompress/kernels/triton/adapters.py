@@ -26,50 +26,8 @@ from deltacompress.kernels.adapters.sparse_rows import SparseRowsTable, dense
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.triton.dtypes import triton_type
 from deltacompress.kernels.triton.lowrank.linear import LowRankLinear
+from deltacompress.kernels.triton.lowrank.tiles import low_rank_tiles
 from deltacompress.kernels.triton.sbmm import interpreted
-
-
-@dataclass(frozen=True, slots=True)
-class _LowRankTiles:
-    """Tiles of the two launches of low rank, for runs of so many rows.
-
-    bm, expand_bm: rows. br: ranks of a tile; rank_programs share those of a slot. bk, steps: columns of x of one
-    program, whose sums are parts that the second launch adds up. bn, chunk: columns of y of a tile, of a program.
-    """
-
-    bm: int
-    br: int
-    rank_programs: int
-    bk: int
-    steps: int
-    warps: int
-    stages: int
-    expand_bm: int
-    expand_br: int
-    bn: int
-    chunk: int
-    expand_warps: int
-    expand_stages: int
-
-
-LOW_ONE_ROW = _LowRankTiles(
-    1, 16, 4, 128, 8, 2, 4, expand_bm=1, expand_br=64, bn=512, chunk=512, expand_warps=4, expand_stages=1
-)
-LOW_ONE_ROW_PLAIN = _LowRankTiles(
-    1, 16, 4, 1024, 1, 4, 1, expand_bm=1, expand_br=32, bn=128, chunk=128, expand_warps=1, expand_stages=1
-)
-LOW_ONE_ROW_WIDE = replace(LOW_ONE_ROW_PLAIN, bk=512)  # factors of four bytes
-LOW_FEW_ROWS = _LowRankTiles(
-    16, 32, 2, 128, 8, 4, 4, expand_bm=16, expand_br=64, bn=128, chunk=256, expand_warps=4, expand_stages=1
-)
-LOW_MANY_ROWS = _LowRankTiles(
-    64, 64, 1, 128, 8, 4, 3, expand_bm=64, expand_br=64, bn=128, chunk=512, expand_warps=4, expand_stages=2
-)
-LOW_FEW_ROWS_PLAIN = replace(LOW_FEW_ROWS, bk=64, steps=16, bn=64, expand_br=32, stages=2)
-LOW_MANY_ROWS_PLAIN = _LowRankTiles(
-    32, 32, 2, 32, 32, 4, 2, expand_bm=32, expand_br=32, bn=64, chunk=512, expand_warps=4, expand_stages=1
-)
-
 
 _SHORT = 32
 """Rows of a run that tiles of few rows are for."""
@@ -90,13 +48,15 @@ def _row_tiles(segments: Segments, rows: int, bm: int) -> int:
     return 1 if _are_many(segments, rows) else -(-segments.row_limit // bm)
 
 
-def _low_rank_tiles(limit: int, itemsize: int, plain: bool, *, short: bool) -> _LowRankTiles:
-    """For runs of at most `limit` rows; itemsize: of the factors; plain: products of fp32, on ordinary cores."""
-    if limit == 1:
-        return LOW_ONE_ROW_WIDE if itemsize == 4 else LOW_ONE_ROW_PLAIN if plain else LOW_ONE_ROW
-    if short:
-        return LOW_FEW_ROWS_PLAIN if plain else LOW_FEW_ROWS
-    return LOW_MANY_ROWS_PLAIN if plain else LOW_MANY_ROWS
+def _shares(segments: Segments, rows: int, bm: int, most: int) -> int:
+    """Programs that share the row tiles of all runs (found.py): no more than so many rows can need, nor than `most`."""
+    needed = rows if bm == 1 else -(-rows // bm) + segments.capacity + 1
+    return max(min(needed, rows, most), 1)
+
+
+def _runs(capacity: int) -> int:
+    """A power of two above the capacity, and no smaller than a program's threads."""
+    return max(128, 1 << capacity.bit_length())
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +131,7 @@ class TritonAdapters(AdapterKernels):
         if limit == 0:
             return
         plain = interpreted() or x.dtype == torch.float32 or x.dtype != first.dtype
-        tiles = _low_rank_tiles(limit, first.dtype.itemsize, plain, short=_are_short(segments, x.shape[0]))
+        tiles = low_rank_tiles(limit, first.dtype.itemsize, plain, short=_are_short(segments, x.shape[0]))
         span, count, rows = tiles.bk * tiles.steps, len(tables), x.shape[0]
         splits, row_tiles = -(-first.in_features // span), _row_tiles(segments, rows, tiles.bm)
         ranks = -(-max(one.rank_limit for one in tables) // WIDE.value) * WIDE.value
@@ -211,12 +171,11 @@ class TritonAdapters(AdapterKernels):
         first, rows, capacity = tables[0], out.shape[1], segments.capacity
         plain = interpreted() or x.dtype == torch.float32 or x.dtype != first.dtype
         tiles = rotation_tiles(segments, rows, plain)
-        most = -(-rows // tiles.bm) + (0 if tiles.bm == 1 else capacity + 1)  # tiles that so many runs can have
         across = -(-first.features // tiles.columns)
         wide = max(min(across * -(-rows // tiles.bm) * len(tables) // TURN_PROGRAMS, tiles.wide), 1)
-        kernel.rotate[-(-across // wide), max(min(most, rows, tiles.programs), 1), len(tables)](
+        kernel.rotate[-(-across // wide), _shares(segments, rows, tiles.bm, tiles.programs), len(tables)](
             x, out, x.stride(0) if x.dim() == 3 else 0, x.stride(-2), out.stride(0), out.stride(1), rows, capacity,
-            wide, segments.offsets, segments.slots, self._described(tables), RUNS=max(128, 1 << capacity.bit_length()),
+            wide, segments.offsets, segments.slots, self._described(tables), RUNS=_runs(capacity),
             FEATURES=first.features, BLOCK=triton_type(first.dtype), BM=tiles.bm, COLUMNS=tiles.columns,
             DEPTH=tiles.depth, PLAIN=plain, num_warps=tiles.warps, num_stages=tiles.stages,
             **_only(maxnreg=tiles.registers),
@@ -236,10 +195,12 @@ class TritonAdapters(AdapterKernels):
         if limit == 0:
             return
         bm, bn = (1, 64) if limit == 1 else (4, 8) if limit <= 4 else (8, 16)
-        row_tiles, widest = _row_tiles(segments, x.shape[0], bm), max(one.out_features for one in tables)
-        kernel.add[row_tiles * -(-widest // bn), len(tables), segments.capacity](
-            x, y, x.stride(0), y.stride(0), limit, segments.offsets, segments.slots, self._described(tables), row_tiles,
-            VALUE=triton_type(tables[0].dtype), BM=bm, BN=bn, num_warps=bm * bn // 32,
+        rows, capacity, widest = x.shape[0], segments.capacity, max(one.out_features for one in tables)
+        shares = _shares(segments, rows, bm, 512 if bm == 1 else max(16, rows // 16))
+        kernel.add[-(-widest // bn), shares, len(tables)](
+            x, y, x.stride(0), y.stride(0), limit, rows, capacity, segments.offsets, segments.slots,
+            self._described(tables), RUNS=_runs(capacity), VALUE=triton_type(tables[0].dtype), BM=bm, BN=bn,
+            num_warps=bm * bn // 32,
         )  # fmt: skip
 
     @override
@@ -251,10 +212,11 @@ class TritonAdapters(AdapterKernels):
         if limit == 0:
             return
         bm, bn = (1, 1024) if limit == 1 else (8, 256)
-        row_tiles = _row_tiles(segments, y.shape[0], bm)
-        kernel.scale[row_tiles * -(-widest // bn), len(tables), segments.capacity](
-            y, y.stride(0), segments.offsets, segments.slots, self._described(tables), row_tiles,
-            SCALE=triton_type(tables[0].dtype), ALIGN=_align(tables), BM=bm, BN=bn, num_warps=4,
+        rows, capacity = y.shape[0], segments.capacity
+        shares = _shares(segments, rows, bm, 512 if bm == 1 else max(48, rows // 16))
+        kernel.scale[-(-widest // bn), shares, len(tables)](
+            y, y.stride(0), rows, capacity, segments.offsets, segments.slots, self._described(tables),
+            RUNS=_runs(capacity), SCALE=triton_type(tables[0].dtype), ALIGN=_align(tables), BM=bm, BN=bn, num_warps=4,
         )  # fmt: skip
 
     def _described(self, tables: Sequence[LinearTable[Any]]) -> Tensor:

@@ -1,8 +1,7 @@
 """The Triton kernel of rotations: x R for rows of slots that have one, a copy of all others (kernels/adapters/rotate).
 
-Programs share the row tiles of all runs, which they count themselves: a launch has no more of them than rows can need,
-whatever its runs may be. Tiles take tl.dot, with blocks smaller than a tile along its diagonal; one row a run (BM 1)
-takes row_kernel.py. Sizes are runtime values.
+Programs share the row tiles of all runs, which they count themselves (found.py). Tiles take tl.dot, with blocks smaller
+than a tile along its diagonal; one row a run (BM 1) takes row_kernel.py. Sizes are runtime values.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from deltacompress.kernels.triton.found import run_of_tile, tiles_of_runs
 from deltacompress.kernels.triton.rotation.row_kernel import column_of, turned_row, whole
 
 
@@ -173,25 +173,15 @@ def rotate(  # type: ignore[no-untyped-def]
 ):
     """out[member, row] = x[member, row] R of the row's slot in the member's table, rows after the last run included.
 
-    Programs: `wide` times COLUMNS columns, a share of the row tiles, member. RUNS: a power of two above the capacity.
+    Programs: `wide` times COLUMNS columns, a share of the row tiles, member.
     """
     member = tl.program_id(2).to(tl.int64)
     records = tl.load(members + member * 3).to(tl.pointer_type(tl.int64))
-    each = tl.arange(0, RUNS)
-    ends = tl.where(each < capacity, tl.load(offsets + each + 1, mask=each < capacity, other=0), rows)
-    begins = tl.where(each <= capacity, tl.load(offsets + each, mask=each <= capacity, other=0), rows)
-    tiles = (ends - begins + BM - 1) // BM
-    upto = ends if BM == 1 else tl.cumsum(tiles, 0)
-    count = rows if BM == 1 else tl.sum(tiles, 0)
+    tiles, upto, count = tiles_of_runs(offsets, rows, capacity, RUNS, BM)
     column = tl.program_id(0) * wide * COLUMNS
     across = tl.minimum(wide, tl.cdiv(FEATURES - column, COLUMNS))
     for tile in range(tl.program_id(1), count, tl.num_programs(1)):
-        # how many runs come before this tile's, and how many tiles they have, in one sum
-        passed = tl.sum(tl.where(upto <= tile, tiles * (2 * RUNS) + 1, 0), 0)
-        run = passed % (2 * RUNS)
-        first = tile if BM == 1 else tl.load(offsets + run) + (tile - passed // (2 * RUNS)) * BM
-        last = tl.where(run < capacity, tl.load(offsets + run + 1, mask=run < capacity, other=0), rows)
-        slot = tl.load(slots + run, mask=run < capacity, other=-1)
+        first, _, last, slot = run_of_tile(tile, tiles, upto, offsets, slots, rows, capacity, RUNS, BM)
         blocks, size, stride, chunk = _found(records + slot.to(tl.int64) * 4, slot >= 0, BLOCK)
         x_own, out_own = x + member * x_member, out + member * out_member
         if BM == 1:

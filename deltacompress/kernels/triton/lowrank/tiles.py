@@ -1,0 +1,56 @@
+"""Sizes of the two launches of low rank, by how long runs may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankTiles:
+    """Tiles of the two launches of low rank, for runs of so many rows.
+
+    bm, expand_bm: rows. br: ranks of a tile; rank_programs share those of a slot. bk, steps: columns of x of one
+    program, whose sums are parts that the second launch adds up. bn, chunk: columns of y of a tile, of a program.
+    """
+
+    bm: int
+    br: int
+    rank_programs: int
+    bk: int
+    steps: int
+    warps: int
+    stages: int
+    expand_bm: int
+    expand_br: int
+    bn: int
+    chunk: int
+    expand_warps: int
+    expand_stages: int
+
+
+LOW_ONE_ROW = LowRankTiles(
+    1, 16, 4, 128, 8, 2, 4, expand_bm=1, expand_br=64, bn=512, chunk=512, expand_warps=4, expand_stages=1
+)
+LOW_ONE_ROW_PLAIN = LowRankTiles(
+    1, 16, 4, 1024, 1, 4, 1, expand_bm=1, expand_br=32, bn=128, chunk=128, expand_warps=1, expand_stages=1
+)
+LOW_ONE_ROW_WIDE = replace(LOW_ONE_ROW_PLAIN, bk=512)  # factors of four bytes
+LOW_FEW_ROWS = LowRankTiles(
+    16, 32, 2, 128, 8, 4, 4, expand_bm=16, expand_br=64, bn=128, chunk=256, expand_warps=4, expand_stages=1
+)
+LOW_MANY_ROWS = LowRankTiles(
+    64, 64, 1, 128, 8, 4, 3, expand_bm=64, expand_br=64, bn=128, chunk=512, expand_warps=4, expand_stages=2
+)
+LOW_FEW_ROWS_PLAIN = replace(LOW_FEW_ROWS, bk=64, steps=16, bn=64, expand_br=32, stages=2)
+LOW_MANY_ROWS_PLAIN = LowRankTiles(
+    32, 32, 2, 32, 32, 4, 2, expand_bm=32, expand_br=32, bn=64, chunk=512, expand_warps=4, expand_stages=1
+)
+
+
+def low_rank_tiles(limit: int, itemsize: int, plain: bool, *, short: bool) -> LowRankTiles:
+    """For runs of at most `limit` rows; itemsize: of the factors; plain: products of fp32, on ordinary cores."""
+    if limit == 1:
+        return LOW_ONE_ROW_WIDE if itemsize == 4 else LOW_ONE_ROW_PLAIN if plain else LOW_ONE_ROW
+    if short:
+        return LOW_FEW_ROWS_PLAIN if plain else LOW_FEW_ROWS
+    return LOW_MANY_ROWS_PLAIN if plain else LOW_MANY_ROWS
