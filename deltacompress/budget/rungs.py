@@ -26,13 +26,13 @@ class Rung:
         settings: Settings = rule.model_validate(dict(self.fields) | others)
         return settings
 
-    def rule(self, kind: TensorKind) -> dict[str, Any]:
+    def rule(self, kind: TensorKind, *, experts: bool = False) -> dict[str, Any]:
         """The fields of its rule for tensors of a kind: `fisher` besides, for linears that are solved.
 
         Measured without, as it takes a pass back through the model: it lessens what all rungs lose, but for drawn ones,
-        which lose more with it (docs/quality.md).
+        which lose more with it (docs/quality.md). experts: they are linears of experts, which have no such information.
         """
-        fisher = kind == "linear" and self.fields["codec"] == "obs" and not self.drawn
+        fisher = kind == "linear" and not experts and self.fields["codec"] == "obs" and not self.drawn
         return dict(self.fields) | ({"fisher": True} if fisher else {})
 
 

@@ -54,12 +54,17 @@ class Option(BaseModel):
 
 
 class Group(BaseModel):
-    """Tensors that are coded alike."""
+    """Tensors that are coded alike. experts: they are linears of experts."""
 
     model_config = ConfigDict(frozen=True)
     names: tuple[str, ...]
     kind: TensorKind
     options: tuple[Option, ...]
+    experts: bool = False
+
+    def rule(self, pick: int) -> dict[str, Any]:
+        """The fields of an option's rule."""
+        return RUNGS[self.options[pick].rung].rule(self.kind, experts=self.experts)
 
 
 class Survey(BaseModel):
@@ -100,9 +105,9 @@ class Survey(BaseModel):
         """KL of a compression by this choice over that of its trial."""
         tried = now = 0.0
         for group, pick in zip(self.groups, picks, strict=True):
-            option = group.options[pick]
-            left = _AFTER_TRIAL_WITH_FISHER if "fisher" in RUNGS[option.rung].rule(group.kind) else _AFTER_TRIAL
-            tried, now = tried + option.part / left, now + option.part
+            part = group.options[pick].part
+            left = _AFTER_TRIAL_WITH_FISHER if "fisher" in group.rule(pick) else _AFTER_TRIAL
+            tried, now = tried + part / left, now + part
         return now / tried if tried > 0 else _AFTER_TRIAL
 
     def sum_at(self, kl: float) -> float:
@@ -145,8 +150,10 @@ class Survey(BaseModel):
 
     def chosen(self, picks: Sequence[int], *, trial: bool = False) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
         """Each group's tensors, and the fields of their rule; of a trial, without what takes a pass back."""
-        pairs = [(group, RUNGS[group.options[pick].rung]) for group, pick in zip(self.groups, picks, strict=True)]
-        return [(group.names, dict(rung.fields) if trial else rung.rule(group.kind)) for group, rung in pairs]
+        pairs = zip(self.groups, picks, strict=True)
+        if trial:
+            return [(group.names, dict(RUNGS[group.options[pick].rung].fields)) for group, pick in pairs]
+        return [(group.names, group.rule(pick)) for group, pick in pairs]
 
 
 def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Survey:
@@ -164,7 +171,10 @@ def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Surv
         )
     knee = max(walked.whole[REFERENCE.name].kl[0] / of_whole, 0.0)  # rounding may make it less
     shares = shares_of(walked.groups, written)
-    groups = [Group(names=one.names, kind=one.kind, options=_options(one, knee, shares)) for one in walked.groups]
+    groups = [
+        Group(names=one.names, kind=one.kind, options=_options(one, knee, shares), experts=one.experts)
+        for one in walked.groups
+    ]
     references = [one.reference for one in walked.groups]
     told = {rung: _sum(groups, references, rung.name) / knee if knee > 0 else 0.0 for rung in (COARSE, WIDEST, DRAWN)}
     at_knee = walked.whole[REFERENCE.name].records

@@ -29,7 +29,6 @@ from deltacompress.compression.before.prepare import Opened, Prepared, open_job,
 from deltacompress.compression.job import CompressionJob, CompressResult
 from deltacompress.compression.run_identity import identity_of
 from deltacompress.devices import current, limited_memory
-from deltacompress.errors import UnsupportedModelError, option
 from deltacompress.files.output import make_directory, remove_empty
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import Reporter
@@ -109,7 +108,7 @@ def survey_pair(
     rungs: of linears. request: what it is measured for. judge: records to judge by; None: some of those of calibration.
 
     Raises:
-        InputError: as compress; a mixture of experts; too little data to hold any back.
+        InputError: as compress; too little data to hold any back.
         UnreachedError: no choice is as small as was asked, whatever would be measured.
     """
     opened = open_job(job, inputs, reporter)
@@ -119,7 +118,8 @@ def survey_pair(
     with current(opened.where), limited_memory(opened.where, job.device_memory), _folder_for(kept):
         prepared = prepare(job, opened.base, opened.finetuned, opened.where, inputs, reporter)
         with closing(prepared.scan):
-            skeleton = _skeleton(prepared)
+            skeleton = prepared.skeleton
+            assert skeleton is not None
             prepared.scan.wait()
             identity = _identity(prepared, opened, records)
             earlier = Kept.read(kept, identity) if job.resume else None
@@ -145,18 +145,6 @@ def _folder_for(kept: Path) -> Iterator[None]:
         yield
     finally:
         remove_empty(made)
-
-
-def _skeleton(prepared: Prepared) -> Skeleton:
-    skeleton = prepared.skeleton
-    assert skeleton is not None
-    if any(skeleton.expert_stages(i) for i in range(skeleton.num_layers)):
-        raise UnsupportedModelError(
-            "a mixture of experts, whose groups are not measured yet",
-            where=skeleton.path,
-            way_out=f"give {option('recipe')}",
-        )
-    return skeleton
 
 
 def _walked(

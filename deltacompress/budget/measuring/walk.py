@@ -1,6 +1,7 @@
 """One walk of the fine-tuned model: what each group can be coded as, and what its error alone does to the answers.
 
-Calibration tokens give each group its Hessian, from which its rungs are measured. Records that were held back pass
+Calibration tokens give each group its Hessian, from which its rungs are measured: all experts of a layer that of what
+goes to any of them. Records that were held back pass
 every layer once more for each group that came before, with that group as its reference restores it, and all else as
 fine-tuned. One decoder layer is in memory at a time.
 """
@@ -50,7 +51,8 @@ from deltacompress.types import TensorKind
 class Measured:
     """A group of tensors that are coded alike, and what each rung takes and loses.
 
-    probe: with it as the reference. widest: of an embedding, with it in its widest steps, by the rung's name.
+    probe: with it as the reference. widest: of an embedding, with it in its widest steps, by the rung's name. experts:
+    they are linears of experts.
     """
 
     names: tuple[str, ...]
@@ -59,6 +61,7 @@ class Measured:
     reference: str
     probe: Probe
     widest: tuple[str, Probe] | None = None
+    experts: bool = False
 
     @property
     def probes(self) -> list[Probe]:
@@ -181,11 +184,13 @@ def _layer(walk: _Walk, i: int) -> None:
     groups = [[name for name in group.names if walk.plan.tensors[name].calibrated] for group in recorder.groups]
     groups = [group for group in groups if group]
     sums = _sums(walk, i, groups)
+    of_experts = {name for stage in skeleton.expert_stages(i) for name in stage.expert_of}
     weights = skeleton.weights(names)
     before = [probe for one in walk.found for probe in one.probes]
     everything: dict[str, dict[str, Tensor]] = {name: {} for name in walk.whole}
     for group in groups:
         one, restored = _group(walk, group, weights, sums.pop(group[0]))
+        one = replace(one, experts=group[0] in of_experts)
         one.probe.hidden = held.through(i, held.clean, restored[one.reference])
         for name in everything:
             everything[name] |= restored[name]
