@@ -183,6 +183,17 @@ def test_a_batch_of_no_run_is_copied(place: Place) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("limit", [1, 2])
+def test_more_runs_than_a_program_has_threads(place: Place, limit: int) -> None:
+    rotated = make_rotated(place[1], F32, 16, [4, 8])
+    segments = Segments.build(rising([1] * 140), [0, 1] * 70, place[1], capacity=255, row_limit=limit)
+    x = activations(place, F32, 142, 16)
+    out = turned(place, x, segments, rotated)
+    assert relative(out, rotated.exact(x, segments)) <= bound(place, F32)
+    assert torch.equal(out[-2:], x[-2:])
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_slots_come_and_go(place: Place) -> None:
     rotated = make_rotated(place[1], F32, 96, [16, 4])
     segments = Segments.build([0, 1, 2], [0, 1], place[1], row_limit=1)

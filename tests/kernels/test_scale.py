@@ -68,6 +68,20 @@ def test_all_slots_of_linears_side_by_side(
 
 
 @pytest.mark.parametrize("place", PLACES)
+def test_more_runs_than_a_program_has_threads(place: Place) -> None:
+    """As a captured step may have: more than one row is tiled, and none is of the last runs."""
+    (table,), one = make_tables(place[1], F32, (5,), 3), kernels_of(place)
+    segments = Segments.build([0], [], place[1], capacity=255, row_limit=9)
+    for rows, slots in [([1] * 140, [0, 1] * 70), ([1] * 130 + [9, 2], [1, 0] * 66)]:
+        segments.update(rising(rows), slots)
+        y = drawn(torch.Generator().manual_seed(7), sum(rows) + 2, 5).to(place[1])
+        wanted = exact(y, segments, [table])
+        one.scale(y, segments, [table])
+        assert relative(y, wanted) <= bound(place, F32)
+        assert torch.equal(y[-2:].double(), wanted[-2:])
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_a_slot_is_filled_again(place: Place) -> None:
     (table,), one = make_tables(place[1], F32, (20,), 2), kernels_of(place)
     segments, y = Segments.build([0, 1], [0], place[1]), torch.ones(1, 20, device=place[1])

@@ -119,6 +119,18 @@ def test_runs_that_may_be_long_in_another_batch(place: Place) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("limit", [1, 4])
+def test_more_runs_than_a_program_has_threads(place: Place, limit: int) -> None:
+    sparse = make_sparse(place[1], F32, 9, (5,), [0.5, 0.3])
+    segments = Segments.build(rising([1] * 140), [0, 1] * 70, place[1], capacity=255, row_limit=limit)
+    x, y = activations(place, F32, 142, 9, 5)
+    exact = sparse.exact(x, y, segments)
+    kernels_of(place).add_sparse_rows(x, y, segments, sparse.tables)
+    assert relative(y, exact) <= tolerances.ROUNDED_ONCE[str(F32)].value
+    assert torch.equal(y[-2:].double(), exact[-2:])
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_a_slot_is_filled_again(place: Place) -> None:
     sparse, one = make_sparse(place[1], F32, 33, (20,), [0.3]), kernels_of(place)
     segments = Segments.build([0, 1], [0], place[1])

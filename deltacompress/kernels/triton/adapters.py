@@ -1,7 +1,7 @@
 """The kernels of adapters through Triton: what is checked, the shape of each launch, and its sizes.
 
-Grids depend on shapes and on what segments may hold, never on what they hold, nor on what lies in the slots: a program
-that finds nothing to do ends at once. (`low_rank_linear` is not for fixed segments, so it may look at both.) Under
+Grids depend on shapes and on what segments may hold, never on what they hold, nor on what lies in the slots: programs
+look there for what they have to do. (`low_rank_linear` is not for fixed segments, so it may look at both.) Under
 TRITON_INTERPRET=1 they run on a CPU, which is how CI checks them.
 """
 

@@ -1,4 +1,5 @@
-"""What Triton's kernels of adapters find through device memory: the fields of a slot, and what they point to.
+"""What Triton's kernels of adapters find through device memory: which rows a program takes, the fields of a slot, and
+what they point to.
 
 A launch for several linears reads `members`, int64 [linears, 3]: address of the linear's records, out_features, first
 column in y. Records are those of kernels/adapters/records.py.
@@ -15,7 +16,7 @@ def tiles_of_runs(offsets, rows, capacity, RUNS: tl.constexpr, BM: tl.constexpr)
     """(row tiles of each run, how many there are up to its end), rows after the last run as one more; and all tiles.
 
     Programs share them: a launch has no more programs than rows can need, whatever its runs may be. RUNS: a power of
-    two above the capacity. BM 1: a tile is a row.
+    two above the capacity; with all tiles it must stay below 2^30. BM 1: a tile is a row.
     """
     each = tl.arange(0, RUNS)
     ends = tl.where(each < capacity, tl.load(offsets + each + 1, mask=each < capacity, other=0), rows)
