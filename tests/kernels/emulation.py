@@ -47,7 +47,7 @@ def _source(name: str) -> str:
 
 def _plain(text: str, launch: str) -> str:
     """A kernel that uses no instruction of its own, as C++ for the CPU."""
-    return "\n".join((_header("device"), _WORDS.sub("", text.replace("__shared__", "static")), _header(launch)))
+    return "\n".join((_WORDS.sub("", text.replace("__shared__", "static")), _header(launch)))
 
 
 def _build(folder: Path, text: str, macros: Mapping[str, int], fault: tuple[str, str]) -> ctypes.CDLL:
@@ -55,13 +55,24 @@ def _build(folder: Path, text: str, macros: Mapping[str, int], fault: tuple[str,
     assert fault[0] in text
     source.write_text(text.replace(*fault) if fault[0] else text)
     options = [f"-D{name}={value}" for name, value in macros.items()]
-    assert COMPILER is not None
-    done = subprocess.run(
-        [COMPILER, "-O1", "-std=c++20", "-shared", "-fPIC", "-w", *options, str(source), "-o", str(library)],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[:2000]
+    _compile("-shared", *options, "-include", str(_device(folder)), str(source), "-o", str(library))
     return ctypes.CDLL(str(library))
+
+
+def _device(folder: Path) -> Path:
+    """What every source begins with, compiled beforehand: a third of the time. No macro changes it."""
+    header = folder / "device.h"
+    if not header.exists():
+        header.write_text(_header("device"))
+        _compile("-x", "c++-header", str(header), "-o", f"{header}.gch")
+    return header
+
+
+def _compile(*options: str) -> None:
+    assert COMPILER is not None
+    command = [COMPILER, "-O1", "-std=c++17", "-fPIC", "-w", *options]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:2000]
 
 
 def _header(name: str) -> str:
@@ -83,9 +94,7 @@ def _decode_source() -> str:
     assert "asm" not in _WORDS.sub("", re.sub(r"//.*|#define.*", "", text))
     text = _WORDS.sub("", re.sub(r'#include "\w+\.cuh"', "", text))
     constants, code = text.split("struct Tile", 1)
-    return "\n".join(
-        (_header("device"), constants, _header("instructions"), "struct Tile" + code, _header("decode_launch"))
-    )
+    return "\n".join((constants, _header("instructions"), "struct Tile" + code, _header("decode_launch")))
 
 
 def _without(text: str, name: str) -> str:
