@@ -1,13 +1,15 @@
 """Runs on several ranks, on CPUs: followers that start in moments, and a way to look into them and to stop them.
 
-A follower imports torch and transformers for seconds; these are forked off a process that has imported them (the
-forkserver of multiprocessing). What runs in them is the follower's own `main`, its lines are pipes as ever.
+A follower imports torch and transformers for seconds, and so does a worker of a fleet; these are forked off a process
+that has imported them (the forkserver of multiprocessing). What runs in them is the follower's own `main`, its lines
+are pipes as ever.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ CONTEXT.set_forkserver_preload(
     [
         "deltacompress.compression.ranks.follower",
         "deltacompress.compression.layerwise.model",
+        "deltacompress.fleet.work",
         "deltacompress.runtime.parallel.ranks.rank",
         "transformers",
     ]
@@ -43,26 +46,39 @@ class Follower:
     tweak: Tweak | None = None
     alive: ClassVar[list[Follower]] = []
 
-    def __init__(self, argv: list[str], **_options: Any) -> None:
+    def __init__(self, argv: list[str], *, text: bool = False, **_options: Any) -> None:
         orders, ours = CONTEXT.Pipe(duplex=False)
         mine, told = CONTEXT.Pipe(duplex=False)
         self._process = CONTEXT.Process(target=_follow, args=(argv[-1], orders, told, Follower.tweak), daemon=True)
         self._process.start()
         orders.close()
         told.close()
-        self.stdin, self.stdout = _as_file(ours, "wb"), _as_file(mine, "rb")
+        kind = "" if text else "b"
+        self.stdin, self.stdout = _as_file(ours, "w" + kind), _as_file(mine, "r" + kind)
         Follower.alive.append(self)
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Its exit code; minus a signal that killed it."""
-        self._process.join()
+        self._process.join(timeout)
         code = self._process.exitcode
-        assert code is not None
+        if code is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired("a follower", timeout)
         return code
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._process.terminate()
 
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process.pid is not None
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -70,8 +86,8 @@ class Follower:
         return self._process.is_alive()
 
 
-def _as_file(pipe: Connection, mode: str) -> IO[bytes]:
-    file: IO[bytes] = os.fdopen(os.dup(pipe.fileno()), mode)
+def _as_file(pipe: Connection, mode: str) -> IO[Any]:
+    file: IO[Any] = os.fdopen(os.dup(pipe.fileno()), mode, encoding=None if "b" in mode else "utf-8")
     pipe.close()
     return file
 
@@ -100,7 +116,9 @@ def cpu_ranks(tweak: Tweak | None = None) -> Iterator[list[Follower]]:
 
 @contextmanager
 def forked(tweak: Tweak | None = None) -> Iterator[list[Follower]]:
-    """In this block followers are forked, of a compression or of a model that is served; as cpu_ranks."""
+    """In this block followers are forked, of a compression or of a model that is served, and workers of a fleet; as
+    cpu_ranks.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Follower, "tweak", tweak)
         patch.setattr(Follower, "alive", [])

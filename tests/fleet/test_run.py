@@ -19,6 +19,7 @@ import pytest
 import yaml
 from fleets import SMALL, fleet_of, tuned, write_jobs
 from pairs import Pair, Recorder, edit, files_of
+from ranked import forked
 
 from deltacompress import Recipe, Zoo, compress
 from deltacompress.artifact.delta import verify
@@ -304,7 +305,9 @@ def test_the_plan_of_a_fleet_writes_nothing(pair: Pair, models: list[Path], tmp_
 
 
 class TestWorkers:
-    """Processes of their own; on a CPU each gets its share of the threads."""
+    """Processes of their own; on a CPU each gets its share of the threads. Where how they start is not what is tested,
+    they are forked.
+    """
 
     @pytest.fixture(autouse=True)
     def _one_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,6 +318,7 @@ class TestWorkers:
         result = compress_fleet(fleet_of(pair, tmp_path, models), workers=2, reporter=heard)
         assert states(result) == ["done"] * 3
         assert sorted(heard.steps[3:]) == sorted(one.label for one in result.jobs)
+        assert _workers() == []
         for model in models:
             verify(tmp_path / "out" / model.name, base=pair.base)
             assert earlier(tmp_path / "out" / model.name) in result.jobs
@@ -323,26 +327,28 @@ class TestWorkers:
         """Its job fails and is told; another worker takes its place; --resume does the rest."""
         path = fleet_of(pair, tmp_path, models)
         killed: list[int] = []
+        begun = tmp_path / "out" / "first.job.json"
 
         def kill() -> None:
-            begun = tmp_path / "out" / "first.job.json"
             while not begun.exists():
                 time.sleep(0.002)
-            for worker in _workers():
+            for worker in workers:
                 if "first" in _state(begun).label and not killed:
-                    os.kill(worker, signal.SIGKILL)
-                    killed.append(worker)
+                    os.kill(worker.pid, signal.SIGKILL)
+                    killed.append(worker.pid)
 
         watcher = threading.Thread(target=kill)
-        watcher.start()
-        result = compress_fleet(path, workers=2)
-        watcher.join()
+        with forked() as workers:
+            watcher.start()
+            result = compress_fleet(path, workers=2)
+            watcher.join()
         assert sorted(states(result)) == ["done", "done", "failed"]
         (failed,) = result.failed
         assert failed.error is not None
         assert failed.error["what"] == "its worker was killed by signal 9"
         assert earlier(Path(failed.out)) == failed
-        again = compress_fleet(path, workers=2, resume=True)
+        with forked():
+            again = compress_fleet(path, workers=2, resume=True)
         assert states(again) == ["done"] * 3
         assert [one.used_again for one in again.jobs] == [one.state == "done" for one in result.jobs]
         assert not list((tmp_path / "out").glob("*.partial"))
@@ -350,9 +356,9 @@ class TestWorkers:
     def test_stopped(self, pair: Pair, models: list[Path], tmp_path: Path) -> None:
         """The workers end before the call does, and keep what they finished."""
         path = fleet_of(pair, tmp_path, models)
-        with pytest.raises(Interrupted, match=r"[01] of 3 jobs are done"):
+        with forked() as workers, pytest.raises(Interrupted, match=r"[01] of 3 jobs are done"):
             compress_fleet(path, workers=2, reporter=Recorder(3))
-        assert _workers() == []
+        assert [one.is_alive for one in workers] == [False, False]
         again = compress_fleet(path, resume=True)
         assert states(again) == ["done"] * 3, [one.error for one in again.jobs]
 
@@ -403,10 +409,11 @@ def test_a_worker_that_talks_nonsense_fails_its_job_alone(
         return loads(line)
 
     monkeypatch.setattr(workers_module, "json", SimpleNamespace(loads=half, dumps=json.dumps))
-    result = compress_fleet(fleet_of(pair, tmp_path, models[:2]), workers=2)
+    with forked() as workers:
+        result = compress_fleet(fleet_of(pair, tmp_path, models[:2]), workers=2)
     assert sorted(states(result)) == ["done", "failed"]
     assert len(spoiled) == 1
-    assert _workers() == []
+    assert not any(one.is_alive for one in workers)
 
 
 def test_what_a_stopped_job_read_ahead_is_dropped(pair: Pair, tmp_path: Path) -> None:
