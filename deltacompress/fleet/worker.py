@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from contextlib import nullcontext
+from types import FrameType
 
 from deltacompress.compression.job import CompressionJob
 from deltacompress.errors import Interrupted, for_the_command_line
@@ -23,12 +24,18 @@ from deltacompress.processes.started import ORPHANED, Notes, Told
 def main() -> int:
     """Work until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is whoever started this one's, who passes it on as SIGTERM
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stopped = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGTERM, stop)
     told = Told()
     orders, busy = queue.Queue[str | None](), threading.Event()
     threading.Thread(target=_listen, args=(orders, busy), daemon=True).start()
     try:
-        _serve(orders, busy, told)
+        _serve(orders, busy, stopped, told)
     except (Interrupted, KeyboardInterrupt):
         return Interrupted.exit_code
     return 0
@@ -43,7 +50,7 @@ def _listen(orders: queue.Queue[str | None], busy: threading.Event) -> None:
     orders.put(None)
 
 
-def _serve(orders: queue.Queue[str | None], busy: threading.Event, told: Told) -> None:
+def _serve(orders: queue.Queue[str | None], busy: threading.Event, stopped: threading.Event, told: Told) -> None:
     from deltacompress.compression.before.inputs import Inputs
     from deltacompress.fleet.work import do_job
 
@@ -55,6 +62,8 @@ def _serve(orders: queue.Queue[str | None], busy: threading.Event, told: Told) -
             state = do_job(one, order["zoo"], inputs, Notes(told))
         busy.clear()  # before it is told: the next order may come at once
         told.send("done", state.model_dump(mode="json"))
+        if stopped.is_set():  # in a finalizer, which Python lets nothing out of: many run as a job's memory is freed
+            raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

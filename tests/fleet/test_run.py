@@ -19,7 +19,7 @@ import pytest
 import yaml
 from fleets import SMALL, fleet_of, tuned, write_jobs
 from pairs import Pair, Recorder, edit, files_of
-from ranked import forked
+from ranked import Follower, forked
 
 from deltacompress import Recipe, Zoo, compress
 from deltacompress.artifact.delta import verify
@@ -379,10 +379,41 @@ class TestWorkers:
         assert _state(begun).state == "begun"
         assert not (tmp_path / "out" / "first").exists()
 
+    def test_one_that_is_stopped_where_nothing_can_be_raised(
+        self, pair: Pair, models: list[Path], tmp_path: Path
+    ) -> None:
+        """It ends after its job all the same, and waits for no other."""
+        (one,) = Fleet.load(fleet_of(pair, tmp_path, models[:1])).jobs
+        order = {"job": one.job.model_dump(mode="json"), "name": None, "place": one.place, "command_line": False}
+        with forked(stopped_by_a_finalizer):
+            worker = Follower(["deltacompress.fleet.worker"], text=True)
+            worker.stdin.write(json.dumps(order | {"zoo": None}) + "\n")
+            worker.stdin.flush()
+            assert worker.wait(60) == Interrupted.exit_code
+            (told,) = [json.loads(line) for line in worker.stdout]
+            assert told["done"]["state"] == "done"
+            worker.stdin.close()
+            worker.stdout.close()
+
     def test_no_more_workers_than_jobs(self, pair: Pair, models: list[Path], tmp_path: Path) -> None:
         heard = Recorder()
         compress_fleet(fleet_of(pair, tmp_path, models[:1]), workers=9, reporter=heard)
         assert heard.steps[1:] == ["embeddings and norms", "layer 0", "layer 1", "head"]  # in this process
+
+
+class _Stops:
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stopped_by_a_finalizer() -> None:
+    """Of a worker: SIGTERM comes while the memory of a job is freed."""
+
+    def free() -> None:
+        _Stops()
+
+    work._free_memory = free
+    sys.unraisablehook = lambda _: None
 
 
 def _workers() -> list[int]:
