@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import transformers
+from models.judged import judged
 
 from deltacompress.cli.main import main
 from deltacompress.errors import InputError, UnsupportedModelError
 from deltacompress.models.architectures import survey
-from deltacompress.models.architectures.survey import causal_types, default_config, judge, saved_names
+from deltacompress.models.architectures.survey import causal_types, default_config, saved_names
 from deltacompress.models.architectures.trial import try_walk
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.models.support import outline, read_decoder
@@ -34,7 +35,7 @@ def refuse(folder: Path, raw: dict[str, Any]) -> str:
 
 def test_every_type_is_judged() -> None:
     """No type ends in another error than a refusal, and none is refused without a reason."""
-    verdicts = [judge(name) for name in causal_types()]
+    verdicts = [judged(name) for name in causal_types()]
     assert len(verdicts) == len(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     for one in verdicts:
         assert one.taken == (one.reason is None) == (one.linears > 0), one
@@ -47,7 +48,7 @@ def test_every_type_is_judged() -> None:
     [("llama", 14), ("bert", 12), ("phi3", 8), ("gpt_neox", 8), ("gpt2", 8), ("mamba", 6), ("bart", 12)],
 )
 def test_what_is_taken_is_counted(name: str, linears: int) -> None:
-    assert judge(name).linears == linears
+    assert judged(name).linears == linears
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_what_is_taken_is_counted(name: str, linears: int) -> None:
     ],
 )
 def test_reasons(name: str, reason: str) -> None:
-    assert reason in (judge(name).reason or "taken")
+    assert reason in (judged(name).reason or "taken")
 
 
 @pytest.mark.parametrize("name", BIDIRECTIONAL)
