@@ -70,7 +70,9 @@ def tokens(config: Mapping[str, Any], key: str, path: str) -> dict[str, tuple[in
         if not isinstance(rows, list) or not all(type(one) is int and 0 <= one < 1 << 31 for one in rows):
             raise CheckpointError(f"{key} must list rows from 0 on, found {_brief(rows)}", where=path)
         if len(set(rows)) != len(rows) or not rows:
-            raise CheckpointError(f"{key} must list rows of {name or 'the embedding'!a}, each once", where=path)
+            raise CheckpointError(
+                f"{key} must list rows of {ascii(name) if name else 'the embedding'}, each once", where=path
+            )
     return {name: tuple(rows) for name, rows in value.items()}
 
 

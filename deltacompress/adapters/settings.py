@@ -122,13 +122,15 @@ def parse_settings(config: Mapping[str, Any], path: str) -> AdapterConfig:
 
 
 def _parsed(config: Mapping[str, Any], path: str) -> AdapterConfig:
-    kind = str(config.get("peft_type", "")).lower()
+    told = config.get("peft_type", "")
+    if not isinstance(told, str):
+        raise CheckpointError(f"peft_type must be text, not {type(told).__name__}", where=path)
+    kind = told.lower()
     if kind not in FIELDS:
         what, way_out = UNKNOWN_KINDS.get(kind, ("", None))
         way_out = way_out or MERGE
         raise CheckpointError(
-            f"peft_type {str(config.get('peft_type'))[:40]!a}{what and f' ({what})'}; read are "
-            f"{', '.join(one.upper() for one in FIELDS)}",
+            f"peft_type {told[:40]!a}{what and f' ({what})'}; read are {', '.join(one.upper() for one in FIELDS)}",
             where=path,
             way_out=way_out,
         )

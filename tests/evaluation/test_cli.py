@@ -156,8 +156,10 @@ def test_what_cannot_be_attached_is_not_evaluated(
 
 def test_labels_and_references() -> None:
     assert labelled(["a=x/y", "team/bot"]) == {"a": "x/y", "team/bot": "team/bot"}
-    with pytest.raises(InputError, match="two artifacts are named a"):
+    with pytest.raises(InputError, match="two artifacts are named a; give it another label than a="):
         labelled(["a=x", "a=y"])
+    with pytest.raises(InputError, match="two artifacts are named team/bot; write LABEL=team/bot"):
+        labelled(["team/bot=x", "team/bot"])
     assert against(["finetuned=f,base", "other=o"]) == (Path("f"), {"other": Path("o")}, True)
     for odd in ("finetuned", "=x", "x="):
         with pytest.raises(InputError, match="write finetuned=PATH"):

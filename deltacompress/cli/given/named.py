@@ -69,7 +69,8 @@ def labelled(given: Sequence[str]) -> dict[str, str]:
         label, equals, place = one.partition("=")
         label, place = (label, place) if equals else (Path(one).name if Path(one).is_dir() else one, one)
         if label in made:
-            raise InputError(f"two artifacts are named {label}", where=one, way_out=f"write LABEL={place}")
+            way_out = f"give it another label than {label}=" if equals else f"write LABEL={place}"
+            raise InputError(f"two artifacts are named {label}", where=one, way_out=way_out)
         made[label] = place
     return made
 
