@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.checkpoints.header import load_json_object
-from deltacompress.checkpoints.hub import hub_origin
 from deltacompress.checkpoints.side_files import (
     ADDED_TOKENS,
     MAX_USED_CONFIG_BYTES,
@@ -73,20 +72,21 @@ def claimed_base(directory: Path) -> tuple[str | None, str | None]:
     return name if isinstance(name, str) else None, revision if isinstance(revision, str) else None
 
 
-def base_note(directory: Path, base: Path) -> str | None:
-    """What to tell of an adapter whose shapes fit `base`, and whose config does not name that; None: it does.
+def base_note(directory: Path, base: str) -> str | None:
+    """What to tell of an adapter whose shapes fit the base of this name, and whose config does not name it; None: it
+    does.
 
     Of names and paths the last part counts: who trained it had the base in another place.
 
     Raises:
         CheckpointError: as read_config.
     """
-    claimed, own = claimed_base(directory)[0], hub_origin(base)[0]
+    claimed = claimed_base(directory)[0]
     if not claimed:
         return "its config does not say which base it is of; its shapes fit"
-    if Path(claimed).name.lower() == Path(own).name.lower():
+    if Path(claimed).name.lower() == Path(base).name.lower():
         return None
-    return f"its config calls its base {claimed[:200]!a}, and this is {own!a}; its shapes fit"
+    return f"its config calls its base {claimed[:200]!a}, and this is {base!a}; its shapes fit"
 
 
 def weights_of(directory: Path) -> Path:

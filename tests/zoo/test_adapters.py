@@ -101,20 +101,37 @@ def test_an_entry_whose_digest_is_that_of_other_files(
     assert not (tmp_path / "out").exists()
 
 
+class Noting:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def phase(self, name: str, total: int | None = None) -> None: ...
+    def step(self, label: str, **_: object) -> None: ...
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
 def test_what_a_trainer_leaves_beside_stays_behind(tmp_path: Path, zoo: Zoo) -> None:
-    notes: list[str] = []
-
-    class Noting:
-        def phase(self, name: str, total: int | None = None) -> None: ...
-        def step(self, label: str, **_: object) -> None: ...
-        def note(self, message: str) -> None:
-            notes.append(message)
-
+    noting = Noting()
     source = write_adapter(tmp_path / "adapter")
     (source / "training_args.bin").write_bytes(b"\x80\x04.")
-    linking.add(zoo, source, "team/tuned", reporter=Noting())
-    assert [note.rpartition(": ")[2] for note in notes] == ["training_args.bin"]
+    linking.add(zoo, source, "team/tuned", reporter=noting)
+    assert [note.rpartition(": ")[2] for note in noting.notes] == ["training_args.bin"]
     assert "training_args.bin" not in files_of(zoo.pull("team/tuned", tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("claimed", "told"),
+    [
+        ("/models/Llama", None),
+        ("acme/other", "its config calls its base 'acme/other', and this is 'acme/llama'; its shapes fit"),
+        (None, "its config does not say which base it is of; its shapes fit"),
+    ],
+)
+def test_a_base_that_it_does_not_name_is_told(tmp_path: Path, zoo: Zoo, claimed: str | None, told: str | None) -> None:
+    noting, source = Noting(), write_adapter(tmp_path / "adapter", LORA | {"base_model_name_or_path": claimed})
+    linking.add(zoo, source, "team/tuned", base="team/llama", reporter=noting)
+    assert noting.notes == ([] if told is None else [f"{source}: {told}"])
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Tensor] | None, str]] = {

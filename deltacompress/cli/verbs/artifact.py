@@ -116,6 +116,7 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
     from deltacompress.adapters.directory import base_note
     from deltacompress.adapters.summary import summarize
     from deltacompress.adapters.values import check_finite, check_values
+    from deltacompress.checkpoints.hub import hub_origin
     from deltacompress.cli.shown import render
 
     if over is not None and base is not None:
@@ -134,7 +135,7 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
         if (note := adapter.unread_note) is not None:
             console.note(f"{entry or place}: {note}")
         told = {"kind": adapter.kind, "modules": adapter.modules, "digest": adapter.digest}
-        if over is None and base is not None and (note := base_note(place, base)) is not None:
+        if over is None and base is not None and (note := base_note(place, hub_origin(base)[0])) is not None:
             console.note(f"{entry or place}: {note}")
     if entry is None:
         more = (

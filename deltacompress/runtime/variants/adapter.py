@@ -27,6 +27,7 @@ from deltacompress.adapters.changes import check_saved, half_note
 from deltacompress.adapters.directory import base_note
 from deltacompress.adapters.records import Change
 from deltacompress.adapters.values import check_values
+from deltacompress.checkpoints.hub import hub_origin
 from deltacompress.errors import CheckpointError, UnsupportedModelError
 from deltacompress.models.tokenizers import has_tokenizer
 from deltacompress.numerics.adapters.butterfly import MERGED
@@ -49,7 +50,7 @@ class AdapterVariant(Variant):
     def __init__(self, adapter: Adapter, layout: Layout, base: BaseSide, over: DeltaVariant | None) -> None:
         super().__init__(adapter.path, layout, base)
         self.adapter, self.over = adapter, over
-        self._base_note = None if over is not None else base_note(adapter.path, base.checkpoint.path)
+        self._base_note = None if over is not None else base_note(adapter.path, hub_origin(base.checkpoint.path)[0])
         self._operands = AdapterOperands(adapter, AdapterTensors(adapter, base.numerics.dtype))
         self._weights = {f"{module}.weight": one for module, one in adapter.changes.items() if _changes_weight(one)}
         self._biases = {

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deltacompress.adapters.directory import claimed_base, is_adapter, left_out
+from deltacompress.adapters.directory import base_note, claimed_base, is_adapter, left_out
 from deltacompress.artifact.manifest import read_manifest
 from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG
 from deltacompress.errors import BaseMismatchError, InputError, option, spelled
@@ -204,6 +204,8 @@ def _add_adapter(
             )
     beneath = model_of(zoo, wanted)
     described = describe_adapter(source, beneath)
+    if beneath.over is None and (note := base_note(source, beneath.lineage.base_name or beneath.name)) is not None:
+        reporter.note(f"{source}: {note}")
     if beside := left_out(source):
         reporter.note(f"{source}: not registered: {', '.join(beside)}")
     published = zoo.publish(described.entry, described.blobs, name, reporter=reporter)
