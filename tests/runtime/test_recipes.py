@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreted import inside, run_inside
 from pairs import Pair
 from runtime_cases import Served, assert_close, oracle_logits, oracle_tokens, random_ids, serve
 
@@ -122,10 +123,14 @@ def test_bf16_rounds_when_asked(trio: dict[str, Served]) -> None:
     assert oracle_tokens(one.restored, ids, 1)
 
 
+def test_in_its_own_process() -> None:
+    run_inside(__file__, "-k", "under_interpretation")
+
+
+@inside
 def test_triton_under_interpretation(served: Callable[..., Served]) -> None:
-    """The real kernels without a GPU: TRITON_INTERPRET=1 must be set before anything imports Triton."""
-    if reason := available("cpu")["triton"]:
-        pytest.skip(reason)
+    """The real kernels without a GPU."""
+    assert available("cpu")["triton"] is None
     one, other = served(recipe="int4-24"), served(recipe="int2-24", seed=2)
     requests = [("v", random_ids(3)), (None, random_ids(2, 1)), ("w", random_ids(2, 2))]
     found = []
