@@ -1,9 +1,8 @@
 """One walk of the fine-tuned model: what each group can be coded as, and what its error alone does to the answers.
 
-Calibration tokens give each group its Hessian, from which its rungs are measured: all experts of a layer that of what
-goes to any of them. Records that were held back pass
-every layer once more for each group that came before, with that group as its reference restores it, and all else as
-fine-tuned. One decoder layer is in memory at a time.
+Calibration tokens give each group its Hessian, from which its rungs are measured (a layer's experts share one, of all
+that goes to any of them). Records that were held back pass every layer once more for each group that came before, with
+that group as its reference restores it, and all else as fine-tuned. One decoder layer is in memory at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The Triton kernel of sparse deltas: y += x S^T with S in compressed rows. See kernels/adapters/sparse_rows.py.
 
 A tile is BN outputs of BM rows of one run: 32 values of each output's row of S are read at a time, and the activations
-that they stand beside fetched, which lie in the cache. Tiles add up 32 sums in one order,
-whatever BM and BN are, where BM times BN are as many as threads: tests hold it on a GPU.
+that they stand beside fetched, which lie in the cache. Tiles add up 32 sums in one order, whatever BM and BN are, where
+BM times BN are as many as threads: tests hold it on a GPU.
 """
 
 from __future__ import annotations
