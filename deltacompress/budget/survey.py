@@ -10,7 +10,9 @@ All three are believed as far as `excess` does.
 
 from __future__ import annotations
 
+import glob
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +27,7 @@ from deltacompress.budget.rungs import COARSE, DRAWN, REFERENCE, RUNGS, WIDEST
 from deltacompress.errors import NumericsError
 from deltacompress.types import TensorKind
 
+_LAST_NUMBER = re.compile(r"(.*\.)\d+(\..*)")
 _LEAST_DRAWN = 0.01
 """Of what their loss tells, what signs by lot cost at least: they never cost nothing."""
 _FISHER = 0.7
@@ -61,6 +64,14 @@ class Group(BaseModel):
     kind: TensorKind
     options: tuple[Option, ...]
     experts: bool = False
+
+    @property
+    def patterns(self) -> list[str]:
+        """What matches its tensors in a recipe: their names, of experts one for whatever number they have."""
+        numbered = {name: _LAST_NUMBER.fullmatch(name) if self.experts else None for name in self.names}
+        return sorted(
+            {"[0-9]*".join(map(glob.escape, one.groups() if one else [name])) for name, one in numbered.items()}
+        )
 
     def rule(self, pick: int) -> dict[str, Any]:
         """The fields of an option's rule."""
@@ -142,18 +153,17 @@ class Survey(BaseModel):
 
     def only(self, rungs: set[str]) -> Survey:
         """The same with these rungs alone."""
-        groups = []
-        for group in self.groups:
-            options = tuple(one for one in group.options if one.rung in rungs)
-            groups.append(group.model_copy(update={"options": options}))
+        options = [tuple(one for one in group.options if one.rung in rungs) for group in self.groups]
+        groups = (one.model_copy(update={"options": own}) for one, own in zip(self.groups, options, strict=True))
         return self.model_copy(update={"groups": tuple(groups)})
 
-    def chosen(self, picks: Sequence[int], *, trial: bool = False) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
-        """Each group's tensors, and the fields of their rule; of a trial, without what takes a pass back."""
-        pairs = zip(self.groups, picks, strict=True)
-        if trial:
-            return [(group.names, dict(RUNGS[group.options[pick].rung].fields)) for group, pick in pairs]
-        return [(group.names, group.rule(pick)) for group, pick in pairs]
+    def chosen(self, picks: Sequence[int], *, trial: bool = False) -> list[tuple[list[str], dict[str, Any]]]:
+        """Each group's patterns, and the fields of their rule; of a trial, without what takes a pass back."""
+
+        def fields(group: Group, pick: int) -> dict[str, Any]:
+            return dict(RUNGS[group.options[pick].rung].fields) if trial else group.rule(pick)
+
+        return [(one.patterns, fields(one, pick)) for one, pick in zip(self.groups, picks, strict=True)]
 
 
 def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Survey:
@@ -171,10 +181,7 @@ def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Surv
         )
     knee = max(walked.whole[REFERENCE.name].kl[0] / of_whole, 0.0)  # rounding may make it less
     shares = shares_of(walked.groups, written)
-    groups = [
-        Group(names=one.names, kind=one.kind, options=_options(one, knee, shares), experts=one.experts)
-        for one in walked.groups
-    ]
+    groups = [_group(one, knee, shares) for one in walked.groups]
     references = [one.reference for one in walked.groups]
     told = {rung: _sum(groups, references, rung.name) / knee if knee > 0 else 0.0 for rung in (COARSE, WIDEST, DRAWN)}
     at_knee = walked.whole[REFERENCE.name].records
@@ -198,22 +205,27 @@ def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Surv
 
 
 def _counted(group: Group) -> Group:
-    """In full, where a compression makes up for nothing: all parts are scaled by _AFTER_OBS, which is of linears."""
-    if group.kind == "linear":
-        return group
-    options = (one.model_copy(update={"part": one.part / _AFTER_OBS}) for one in group.options)
+    """In full, where a compression makes up for nothing: all parts are scaled by _AFTER_OBS, which is of linears. Of
+    experts steps count for more beside those of other linears, which `fisher` will lessen.
+    """
+
+    def left(one: Option) -> float:
+        return _AFTER_OBS if group.kind != "linear" else _FISHER if group.experts and not one.drawn else 1.0
+
+    options = (one.model_copy(update={"part": one.part / left(one)}) for one in group.options)
     return group.model_copy(update={"options": tuple(options)})
 
 
-def _options(one: Measured, knee: float, shares: Callable[[Probe], float]) -> tuple[Option, ...]:
-    """Of a group, by its share of `knee`, the KL of all references."""
+def _group(one: Measured, knee: float, shares: Callable[[Probe], float]) -> Group:
+    """By its share of `knee`, the KL of all references."""
     at, exponent = _loss(one, one.reference), _exponent(one, shares)
     part = knee * shares(one.probe) / at if at > 0 else 0.0
 
     def told(loss: float) -> float:
         return part * loss if at <= 0 or loss <= at else part * at * math.pow(loss / at, exponent)
 
-    return tuple(Option(rung=step.rung, bytes=step.bytes, part=told(step.loss)) for step in one.steps)
+    options = tuple(Option(rung=step.rung, bytes=step.bytes, part=told(step.loss)) for step in one.steps)
+    return Group(names=one.names, kind=one.kind, options=options, experts=one.experts)
 
 
 def _exponent(one: Measured, shares: Callable[[Probe], float]) -> float:

@@ -24,10 +24,10 @@ from deltacompress.processes.started import ORPHANED, Notes, Told
 def main() -> int:
     """Work until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is whoever started this one's, who passes it on as SIGTERM
-    stopped = threading.Event()
+    stopped = list[int]()  # an event's lock is none for handlers, which may run in each other
 
     def stop(number: int, frame: FrameType | None) -> None:
-        stopped.set()
+        stopped.append(number)
         signal.default_int_handler(number, frame)
 
     signal.signal(signal.SIGTERM, stop)
@@ -50,7 +50,7 @@ def _listen(orders: queue.Queue[str | None], busy: threading.Event) -> None:
     orders.put(None)
 
 
-def _serve(orders: queue.Queue[str | None], busy: threading.Event, stopped: threading.Event, told: Told) -> None:
+def _serve(orders: queue.Queue[str | None], busy: threading.Event, stopped: list[int], told: Told) -> None:
     from deltacompress.compression.before.inputs import Inputs
     from deltacompress.fleet.work import do_job
 
@@ -62,7 +62,7 @@ def _serve(orders: queue.Queue[str | None], busy: threading.Event, stopped: thre
             state = do_job(one, order["zoo"], inputs, Notes(told))
         busy.clear()  # before it is told: the next order may come at once
         told.send("done", state.model_dump(mode="json"))
-        if stopped.is_set():  # in a finalizer, which Python lets nothing out of: many run as a job's memory is freed
+        if stopped:  # in a finalizer, which Python lets nothing out of: many run as a job's memory is freed
             raise KeyboardInterrupt
 
 

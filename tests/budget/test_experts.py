@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,9 @@ from torch import Tensor
 
 from deltacompress.artifact.delta import load_delta, verify
 from deltacompress.budget.measuring import walk as walking
-from deltacompress.budget.recipe import recipe_of
 from deltacompress.budget.run import compress_to
 from deltacompress.budget.rungs import REFERENCE
-from deltacompress.codecs.recipe import CalibrationSpec
+from deltacompress.budget.survey import Group, survey_of
 from deltacompress.numerics.hessian import HessianAccumulator
 
 EXPERTS, CHOSEN, TOKENS = 4, 2, 8 * 16
@@ -97,18 +98,27 @@ def test_other_mixtures(make_pair: Callable[..., Pair], tmp_path: Path, architec
     assert {one.status for one in of_experts} == {"exact" if architecture == "gpt-oss" else "coded"}
 
 
-def test_names_that_differ_in_their_last_number() -> None:
-    """One pattern for those of a group, if no other group has any of its kind; as they are else, and alone."""
-    fine, coarse = {"codec": "rtn", "bits": 8}, {"codec": "rtn", "bits": 4}
-    groups = [
-        (["a.0.e.0.w", "a.0.e.1.w", "a.0.q"], fine),
-        (["a.1.e.0.w", "a.1.e.1.w"], coarse),
-        (["b.0.w", "b.1.w"], fine),
-        (["b.2.w"], coarse),
-        (["c[0].5.w"], fine),
+def test_experts_have_one_pattern() -> None:
+    """For whatever number they have; all else its name, which may have what patterns are made of."""
+    names = ("a.0.e.0.w", "a.0.e.17.w", "a.0.e.3.v", "b[0].e.1.w")
+    experts = Group(names=names, kind="linear", options=(), experts=True)
+    assert experts.patterns == ["a.0.e.[0-9]*.v", "a.0.e.[0-9]*.w", "b[[]0].e.[0-9]*.w"]
+    assert experts.model_copy(update={"experts": False}).patterns == [*names[:3], "b[[]0].e.1.w"]
+    assert [fnmatchcase(name, "a.0.e.[0-9]*.w") for name in ("a.0.e.5.w", "a.0.e.x.w", "a.1.e.5.w")] == [
+        True,
+        False,
+        False,
     ]
-    recipe = recipe_of("mine", "", groups, CalibrationSpec())
-    assert recipe.rules[0].name == ("a.0.e.[0-9]*.w", "a.0.q", "b.0.w", "b.1.w", "c[[]0].5.w")
-    assert recipe.rules[1].name == ("a.1.e.[0-9]*.w", "b.2.w")
-    assert recipe.rules[0].matches("a.0.e.17.w", "linear")
-    assert not recipe.rules[0].matches("a.0.e.x.w", "linear")
+
+
+def test_steps_of_experts_count_as_they_are_without_fisher(mixture: Pair, tmp_path: Path) -> None:
+    """Which lessens what steps of other linears lose, to .7; signs by lot are counted so of all."""
+    found, _ = walked(mixture, tmp_path / "none")
+    known = survey_of(found, finetuned_bytes=1, fixed_bytes=0)
+    plain = survey_of(
+        replace(found, groups=[replace(one, experts=False) for one in found.groups]), finetuned_bytes=1, fixed_bytes=0
+    )
+    for own, other in zip(known.groups, plain.groups, strict=True):
+        for one, alike in zip(own.options, other.options, strict=True):
+            more = 1 / 0.7 if own.experts and not one.drawn else 1
+            assert one.part == pytest.approx(more * alike.part, rel=1e-6)

@@ -178,7 +178,7 @@ def test_outputs_are_weighed_where_linears_are_solved() -> None:
 
 def test_a_recipe_has_a_rule_for_all_that_are_coded_alike(tmp_path: Path) -> None:
     spec = CalibrationSpec(samples=3, seq_len=5, seed=7)
-    recipe = recipe_of("mine", "told", [*survey().chosen([0, 1]), (("odd[0].weight",), {"codec": "exact"})], spec)
+    recipe = recipe_of("mine", "told", [*survey().chosen([0, 1]), (["odd[[]0].weight"], {"codec": "exact"})], spec)
     assert [rule.codec for rule in recipe.rules] == ["obs", "obs", "exact", "exact"]
     wide = recipe.rule_for("layer.1.weight", "linear")
     assert (wide.bits, wide.step) == (2, 4.0)  # type: ignore[attr-defined]
