@@ -55,7 +55,7 @@ demo: $(VENV)/.installed
 	@echo "results: $(abspath $(OUT))"
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 $(PYTEST_ARGS)
 
 reliability: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo.reliability
