@@ -69,7 +69,7 @@ def test_all_slots_of_linears_side_by_side(
 
 @pytest.mark.parametrize("place", PLACES)
 def test_more_runs_than_a_program_has_threads(place: Place) -> None:
-    """As a captured step has places for; then with more than a tile of rows in the last but one, and base rows behind."""
+    """As a captured step has places for; then a run of more rows than a tile, and rows of the base behind all."""
     (table,), one = make_tables(place[1], F32, (5,), 3), kernels_of(place)
     segments = Segments.build([0], [], place[1], capacity=255, row_limit=9)
     for rows, slots in [([1] * 140, [0, 1] * 70), ([1] * 130 + [9, 2], [1, 0] * 66)]:
