@@ -92,7 +92,7 @@ def test_runs_of_any_length_in_linears_side_by_side(place: Place, batch: str, dt
     found = launch(one, place, low, segments, x, weight, given)
     wanted = exact(low, segments, x, weight, given)
     assert found.dtype == dtype
-    assert relative(found, wanted) <= 2 * bound(place, dtype)  # x A^T is rounded, and then y
+    assert relative(found, wanted) <= 2 * bound(place, dtype)  # the product is rounded, and then y
     assert not one._ready.any()
     again = launch(one, place, low, segments, x, weight, given)  # what the first left behind
     assert torch.equal(found, again)
@@ -113,6 +113,22 @@ def test_a_row_depends_on_its_adapter_alone(place: Place) -> None:
     for at in (3, 127, 130, 399):
         assert torch.equal(first[at], first[0])
         assert torch.equal(other[at], first[0])
+
+
+@pytest.mark.parametrize("place", PLACES[2:])
+@pytest.mark.parametrize("rows", [[1], [5, 3, 1, 7], [300, 1, 200, 140]], ids=len)
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_passes_of_their_own_give_the_same_bits(place: Place, rows: list[int], dtype: torch.dtype) -> None:
+    """For one row, few and many: which way serves a batch is up to all that is in it."""
+    low, none = (make_low(place[1], dtype, 2568, (516, 260), ranks, rank_limit=70) for ranks in (RANKS, [0] * 5))
+    segments = Segments.build(rising(rows), range(len(rows)), place[1], capacity=9)
+    x, weight, bias = inputs(place, dtype, sum(rows), 2568, 776)
+    one = made(place)
+    found = launch(one, place, low, segments, x, weight, bias)
+    y = launch(one, place, none, segments, x, weight, bias)
+    assert not torch.equal(found, y)
+    kernels_of(place).add_low_rank(x, y, segments, low.tables)
+    assert torch.equal(found, y)
 
 
 @pytest.mark.parametrize("place", PLACES[1:])

@@ -21,8 +21,8 @@ class AdapterKernels(ABC):
     Activations are fp32, fp16 or bf16 with contiguous rows, as many as `segments` has or more. Sums are fp32 and
     rounded once, where they are written. Rows of the base, of empty slots and after the last run stay (`rotate` copies
     them). Results depend on the order of nothing. Those of Triton's kernels do not depend on a row's neighbours either,
-    but for whether `low_rank_linear` serves a product, which all runs decide; where activations or factors are fp32, or
-    not of one dtype; and for runs of more than 64 sparse rows, of segments that are not fixed.
+    but where activations or factors are fp32, or not of one dtype; and for runs of more than 64 sparse rows, of
+    segments that are not fixed.
 
     Attributes:
         name: "reference" or "triton".
@@ -52,8 +52,9 @@ class AdapterKernels(ABC):
         """x W^T + bias with what `add_low_rank` adds to it, in one launch; None where that is not done.
 
         x [N, in]; weight [sum of out_features, in], of the linears side by side, bias as long or None. Returns
-        [N, sum of out_features], of which all rows are computed; scale x A^T is rounded to the dtype, and the sum once.
-        Calls of one object follow each other on one stream.
+        [N, sum of out_features], of which all rows are computed. The product is rounded, and then the sum: what
+        `add_low_rank` gives, bit for bit, where it is added to such a product. Calls of one object follow each other on
+        one stream.
 
         Raises:
             InputError: sizes that do not fit.

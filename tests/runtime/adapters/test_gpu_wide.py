@@ -90,7 +90,7 @@ def test_logits_of_prompts_however_many_rows_have_an_adapter(wide: Runtime, leng
 
 
 def test_logits_of_long_prompts(wide: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose low rank is in the launch of the base's product: the same bits, whatever runs a batch has that takes it."""
+    """The same bits alone, and in batches whose low rank is in the launch of the base's product, or is not."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     if torch.cuda.get_device_capability()[0] != 9 or not helpers_for(1280, 3 * WIDTH, 36, processors):
         pytest.skip("not a Hopper GPU that does so with 1,280 rows")
@@ -101,10 +101,15 @@ def test_logits_of_long_prompts(wide: Runtime, monkeypatch: pytest.MonkeyPatch) 
         launch(self, *given)
 
     monkeypatch.setattr(LowRankLinear, "launch", noted)
-    requests: list[Asked] = [((None, "lora", "lora 64")[i % 3], random_ids(160, i)) for i in range(8)]
-    logits = wide.logits(requests)
-    assert launches
-    for k, at, others in companies(requests, ["lora"] * 8, ["lora 64"] * 8, [None, "lora", "lora 64"] * 5):
+    names = [None, "lora", "lora 64", "boft", "dora"]
+    requests: list[Asked] = [(names[i % 5], random_ids(160, i)) for i in range(8)]
+    alone = [wide.logits([one])[0] for one in requests]
+    assert not launches
+    mixed = wide.logits(requests)
+    assert not [name for (name, _), one, own in zip(requests, mixed, alone, strict=True) if not torch.equal(one, own)]
+    ways = set()
+    for k, at, others in companies(requests, ["lora"] * 8, ["lora 64"] * 8, [None, "lora", "lora 64"] * 5, names * 3):
         launches.clear()
-        assert torch.equal(wide.logits(others)[at], logits[k])
-        assert launches or all(name is None for name, _ in others)
+        assert torch.equal(wide.logits(others)[at], alone[k]), requests[k][0]
+        ways |= {(name, bool(launches)) for name, _ in others}
+    assert {("lora", True), ("lora", False), ("lora 64", True), ("lora 64", False)} <= ways

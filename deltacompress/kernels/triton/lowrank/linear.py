@@ -17,6 +17,7 @@ from deltacompress.kernels.adapters.lowrank import LowRankTable
 from deltacompress.kernels.adapters.records import check_input, check_side_by_side
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.triton.dtypes import triton_type
+from deltacompress.kernels.triton.lowrank.tiles import LOW_MANY_ROWS
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
 _SHARE = 0.5
@@ -112,7 +113,7 @@ class LowRankLinear:
         from deltacompress.kernels.triton.lowrank.linear_kernel import multiply
 
         ranks = -(-max(one.rank_limit for one in tables) // _RANKS) * _RANKS
-        u = torch.empty(len(tables), x.shape[0], ranks, dtype=x.dtype, device=x.device)
+        u = torch.empty(2, len(tables), x.shape[0], ranks, dtype=x.dtype, device=x.device)
 
         def tiles(of: Tensor, *block: int) -> Any:
             return TensorDescriptor(of, list(of.shape), list(of.stride()), list(block))
@@ -124,5 +125,5 @@ class LowRankLinear:
             segments.offsets, segments.slots, segments.capacity, members, len(tables), helpers, IN=x.shape[1],
             BIAS=bias is not None, RUNS=max(128, 1 << segments.capacity.bit_length()), RANKS=ranks,
             FACTOR=triton_type(x.dtype), ALIGN=align, BM=TILE_ROWS, BN=TILE_COLUMNS, BK=depth, BR=_RANKS, WIDE=wide,
-            GROUP=8, STAGES=3, THIN_STAGES=4, num_warps=8, num_stages=3,
+            SPAN=LOW_MANY_ROWS.bk * LOW_MANY_ROWS.steps, GROUP=8, STAGES=3, THIN_STAGES=4, num_warps=8, num_stages=3,
         )  # fmt: skip

@@ -3,7 +3,10 @@
 There are as many programs as processors, and each makes one tile of y after the other. Tiles seldom come out even, so
 some programs have one less than others: the first `helpers` should be such. They make u = scale x A^T first, a row tile
 of a linear after the other, while the others are at the long sums of their first tiles. A tile waits for the u of its
-rows only when its own sum is done, and adds u B^T to it before anything is rounded; u itself is rounded.
+rows only when its own sum is done, rounds that to the dtype of y, and adds u B^T to it, with u in two halves.
+
+All sums are added up as libraries and passes_kernel.py do it, so that whichever serves a batch, a row has the same bits:
+those of x A^T over SPAN columns at a time, those of the product as y would be read where it was written before.
 
 The order of tiles keeps those of one time to few row tiles, whose u comes first. `ready` counts what has been made, of
 each row tile and in all, and the programs that have ended, of which the last leaves zeros for the next launch. No
@@ -17,6 +20,7 @@ import triton
 import triton.language as tl
 
 from deltacompress.kernels.triton.found import find, part
+from deltacompress.kernels.triton.lowrank.rows_kernel import halves
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -34,6 +38,7 @@ def _thin_tile(  # type: ignore[no-untyped-def]
     u,
     rows,
     m,
+    size,
     offsets,
     slots,
     capacity,
@@ -46,9 +51,10 @@ def _thin_tile(  # type: ignore[no-untyped-def]
     BM: tl.constexpr,
     BR: tl.constexpr,
     BK: tl.constexpr,
+    SPAN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """u[member, row, :] = scale x A^T for BM rows from m on, run by run."""
+    """u[:, member, row, :] = scale x A^T, its two halves, for BM rows from m on, run by run."""
     row = m + tl.arange(0, BM)
     first, last = _runs_of(offsets, capacity, m, tl.minimum(m + BM, rows), RUNS)
     for run in tl.range(first, last, num_stages=1):
@@ -62,14 +68,20 @@ def _thin_tile(  # type: ignore[no-untyped-def]
             mine = (row >= start) & (row < end)
             for rank_at in tl.range(0, rank, BR, num_stages=1):
                 r = rank_at + tl.arange(0, BR)
+                total = tl.zeros((BM, BR), dtype=tl.float32)
                 acc = tl.zeros((BM, BR), dtype=tl.float32)
                 for k in tl.range(0, IN, BK, num_stages=STAGES):
                     each = k + tl.arange(0, BK)
                     ok = (r < rank)[None, :] & (each < IN)[:, None]
                     weight = tl.load(down + r[None, :] * IN + each[:, None], mask=ok, other=0.0)
                     acc = tl.dot(x_tiles.load([m, k]), weight, acc)
+                    if (k + BK) % SPAN == 0:
+                        total += acc
+                        acc = tl.zeros((BM, BR), dtype=tl.float32)
+                high, low = halves(scale * (total + acc), FACTOR)
                 to = u + (member * rows + row).to(tl.int64)[:, None] * RANKS + r[None, :]
-                tl.store(to, (scale * acc).to(FACTOR), mask=mine[:, None])
+                tl.store(to, high, mask=mine[:, None])
+                tl.store(to + size, low, mask=mine[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -79,6 +91,7 @@ def _with_low_rank(  # type: ignore[no-untyped-def]
     rows,
     m,
     n,
+    size,
     first,
     last,
     offsets,
@@ -108,9 +121,10 @@ def _with_low_rank(  # type: ignore[no-untyped-def]
             for rank_at in tl.range(0, rank, BR, num_stages=1):
                 r = rank_at + tl.arange(0, BR)
                 ok = (r < rank)[:, None] & (column >= 0)[None, :] & (column < out)[None, :]
-                thin = tl.load(from_row + r[None, :], mask=mine[:, None], other=0.0)  # zeros after the last rank
                 weight = tl.load(part(record, 1, FACTOR) + r[:, None] * out + column[None, :], mask=ok, other=0.0)
-                acc = tl.dot(thin, weight, acc)
+                high = tl.load(from_row + r[None, :], mask=mine[:, None], other=0.0)  # zeros after the last rank
+                low = tl.load(from_row + size + r[None, :], mask=mine[:, None], other=0.0)
+                acc = tl.dot(low, weight, tl.dot(high, weight, acc))
     return acc
 
 
@@ -133,15 +147,16 @@ def _thin(  # type: ignore[no-untyped-def]
     BM: tl.constexpr,
     BR: tl.constexpr,
     BK: tl.constexpr,
+    SPAN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """A helper's share of u, and word of it."""
-    m_tiles = tl.cdiv(rows, BM)
+    m_tiles, size = tl.cdiv(rows, BM), count.to(tl.int64) * rows * RANKS
     for unit in tl.range(tl.program_id(0), m_tiles * count, helpers, num_stages=1):
         m_tile = unit // count
         _thin_tile(
-            x_tiles, u, rows, m_tile * BM, offsets, slots, capacity, members, unit % count,
-            IN, RUNS, RANKS, FACTOR, BM, BR, BK, STAGES,
+            x_tiles, u, rows, m_tile * BM, size, offsets, slots, capacity, members, unit % count,
+            IN, RUNS, RANKS, FACTOR, BM, BR, BK, SPAN, STAGES,
         )  # fmt: skip
         tl.debug_barrier()  # all threads have written before one of them says so
         tl.atomic_add(ready + m_tile, 1, sem="release")
@@ -178,19 +193,20 @@ def multiply(  # type: ignore[no-untyped-def]
     x_tiles, x_wide, weight_tiles, y_tiles, bias, u, ready, rows, out_all, offsets, slots, capacity, members, count,
     helpers, IN: tl.constexpr, BIAS: tl.constexpr, RUNS: tl.constexpr, RANKS: tl.constexpr, FACTOR: tl.constexpr,
     ALIGN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr, WIDE: tl.constexpr,
-    GROUP: tl.constexpr, STAGES: tl.constexpr, THIN_STAGES: tl.constexpr,
+    SPAN: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr, THIN_STAGES: tl.constexpr,
 ):  # fmt: skip
     """y [rows, out_all], the results of `count` linears side by side.
 
-    x_tiles [BM, BK], x_wide [BM, WIDE], weight_tiles [BN, BK], y_tiles [BM, BN]: tensor descriptors. u: [linears, rows,
-    RANKS], of no particular content; ready: int32 [row tiles + 2], zeros. RUNS: a power of two, at least `capacity`.
+    x_tiles [BM, BK], x_wide [BM, WIDE], weight_tiles [BN, BK], y_tiles [BM, BN]: tensor descriptors. u: [2, linears,
+    rows, RANKS], of no particular content; ready: int32 [row tiles + 2], zeros. RUNS: a power of two, at least
+    `capacity`. WIDE divides SPAN.
     """
     here, programs = tl.program_id(0), tl.num_programs(0)
     m_tiles, n_tiles = tl.cdiv(rows, BM), tl.cdiv(out_all, BN)
     if here < helpers:
         _thin(
             x_wide, u, ready, rows, offsets, slots, capacity, members, count, helpers,
-            IN, RUNS, RANKS, FACTOR, BM, BR, WIDE, THIN_STAGES,
+            IN, RUNS, RANKS, FACTOR, BM, BR, WIDE, SPAN, THIN_STAGES,
         )  # fmt: skip
     for tile in tl.range(programs - 1 - here, m_tiles * n_tiles, programs):
         m_tile, n_tile = _place(tile, m_tiles, n_tiles, GROUP)
@@ -202,13 +218,15 @@ def multiply(  # type: ignore[no-untyped-def]
             _await(ready + m_tile, count)
         elif tile < 2 * programs:  # by now all is there, and no later one has to ask
             _await(ready + m_tiles, m_tiles * count)
-        first, last = _runs_of(offsets, capacity, m, tl.minimum(m + BM, rows), RUNS)
-        for member in tl.range(0, count, num_stages=1):
-            acc = _with_low_rank(
-                acc, u, rows, m, n, first, last, offsets, slots, members, member, RANKS, FACTOR, ALIGN, BM, BN, BR
-            )
         if BIAS:
             column = n + tl.arange(0, BN)
             acc += tl.load(bias + column, mask=column < out_all, other=0.0).to(tl.float32)[None, :]
+        acc = acc.to(FACTOR).to(tl.float32)
+        size = count.to(tl.int64) * rows * RANKS
+        first, last = _runs_of(offsets, capacity, m, tl.minimum(m + BM, rows), RUNS)
+        for member in tl.range(0, count, num_stages=1):
+            acc = _with_low_rank(
+                acc, u, rows, m, n, size, first, last, offsets, slots, members, member, RANKS, FACTOR, ALIGN, BM, BN, BR
+            )
         y_tiles.store([m, n], acc.to(FACTOR))
     _end(ready, m_tiles, RUNS)

@@ -2,8 +2,9 @@
 
 A run's rank is read from the table, so tiles of ranks are a loop. The columns of x are split over programs, each of
 which leaves its part of u in `parts`; `expand` adds them up, always in one order. One row a run (BM 1) takes
-rows_kernel.py; on tensor cores its bits are those of tiles, of any number of rows. `expand` multiplies fp32 by 16-bit
-factors: u goes through the tensor cores in two halves, so that nothing but y is rounded.
+rows_kernel.py; on tensor cores its bits are those of tiles, of any number of rows, and those of linear_kernel.py.
+`expand` multiplies fp32 by 16-bit factors: scale u goes through the tensor cores in two halves and is added up on y, so
+that nothing but y is rounded.
 
 EARLY: expand may begin while shrink runs (programmatic dependent launch): it looks up its adapter and loads what shrink
 does not write, then waits. Every program waits, or a kernel after both could begin before shrink has ended.
@@ -113,17 +114,17 @@ def shrink(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _summed(  # type: ignore[no-untyped-def]
-    part_rows, row_ok, part_size, first, rank, SPLITS: tl.constexpr, BR: tl.constexpr, TYPE: tl.constexpr
+    part_rows, row_ok, part_size, first, rank, scale, SPLITS: tl.constexpr, BR: tl.constexpr, TYPE: tl.constexpr
 ):
-    """u [BM, BR] of ranks from `first` on: its parts, added up; rounded to TYPE, and what that leaves (fp32: whole)."""
+    """scale u [BM, BR] of ranks from `first` on: rounded to TYPE, and what that leaves (fp32: whole)."""
     r = first + tl.arange(0, BR)
     ok = row_ok[:, None] & (r < padded(rank))[None, :]
-    return halves(added_up(part_rows[:, None] + r[None, :], ok, part_size, SPLITS), TYPE)
+    return halves(scale * added_up(part_rows[:, None] + r[None, :], ok, part_size, SPLITS), TYPE)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _multiplied(acc, high, low, weight, PLAIN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """acc [BM, BN] + u [BM, BR] * weight [BR, BN]."""
+    """acc [BM, BN] + scale u [BM, BR] * weight [BR, BN]."""
     if PLAIN:
         acc = tl.dot(high, weight.to(tl.float32), acc, input_precision="ieee")
     else:
@@ -160,7 +161,7 @@ def _expand_tiles(  # type: ignore[no-untyped-def]
     ahead = tl.load(here, mask=row_ok[:, None] & (column + each < out)[None, :], other=0.0)
     if EARLY:
         tl.extra.cuda.gdc_wait()
-    high, low = _summed(part_rows, row_ok, part_size, 0, rank, SPLITS, BR, TYPE)
+    high, low = _summed(part_rows, row_ok, part_size, 0, rank, scale, SPLITS, BR, TYPE)
     if rank <= BR:
         for step in range(0, CHUNK, BN):
             n = column + step + each
@@ -168,20 +169,18 @@ def _expand_tiles(  # type: ignore[no-untyped-def]
             following = (step + BN < CHUNK) & (n + BN < out)
             ahead = tl.load(to + BN, mask=row_ok[:, None] & following[None, :], other=0.0)
             weight = loaded(up, 0, rank, out, n, BR, "")
-            tile = _multiplied(tl.zeros((BM, BN), dtype=tl.float32), high, low, weight, PLAIN)
-            sums = sums.to(tl.float32) + scale * tile
+            sums = _multiplied(sums.to(tl.float32), high, low, weight, PLAIN)
             tl.store(to, sums.to(to.dtype.element_ty), mask=row_ok[:, None] & (n < out)[None, :])
     else:
         for step in range(0, CHUNK, BN):
             n = column + step + each
-            weight = loaded(up, 0, rank, out, n, BR, "")
-            tile = _multiplied(tl.zeros((BM, BN), dtype=tl.float32), high, low, weight, PLAIN)
-            for first in tl.range(BR, rank, BR, num_stages=1):
-                more, rest = _summed(part_rows, row_ok, part_size, first, rank, SPLITS, BR, TYPE)
-                weight = loaded(up, first, rank, out, n, BR, "")
-                tile = _multiplied(tile, more, rest, weight, PLAIN)
             to, ok = y_rows[:, None] + n[None, :], row_ok[:, None] & (n < out)[None, :]
-            sums = tl.load(to, mask=ok, other=0.0).to(tl.float32) + scale * tile
+            weight = loaded(up, 0, rank, out, n, BR, "")
+            sums = _multiplied(tl.load(to, mask=ok, other=0.0).to(tl.float32), high, low, weight, PLAIN)
+            for first in tl.range(BR, rank, BR, num_stages=1):
+                more, rest = _summed(part_rows, row_ok, part_size, first, rank, scale, SPLITS, BR, TYPE)
+                weight = loaded(up, first, rank, out, n, BR, "")
+                sums = _multiplied(sums, more, rest, weight, PLAIN)
             tl.store(to, sums.to(to.dtype.element_ty), mask=ok)
 
 
@@ -230,8 +229,10 @@ def expand(  # type: ignore[no-untyped-def]
             n = column + tl.arange(0, BN)
             to = mine + one * y_stride + n
             sums = tl.load(to, mask=n < out, other=0.0).to(tl.float32)
-            acc = expand_row(sums_of + one * RANKS, part_size, up, rank, out, n, RANKS, SPLITS, BR, PLAIN, EARLY)
-            tl.store(to, (sums + scale * acc).to(y.dtype.element_ty), mask=n < out)
+            sums = expand_row(
+                sums, sums_of + one * RANKS, part_size, up, rank, scale, out, n, RANKS, SPLITS, BR, PLAIN, EARLY
+            )  # fmt: skip
+            tl.store(to, sums.to(y.dtype.element_ty), mask=n < out)
         else:
             for tile_start in range(start, end, row_tiles * BM):
                 row = tile_start + tl.arange(0, BM)

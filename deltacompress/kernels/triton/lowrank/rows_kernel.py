@@ -79,15 +79,17 @@ def _plain_sums(x_row, down, r, r_ok, column, IN: tl.constexpr, BK: tl.constexpr
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _inner(part_row, size, first, rank, SPLITS: tl.constexpr, BR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """u [BR] of ranks from `first` on."""
+def _inner(  # type: ignore[no-untyped-def]
+    part_row, size, first, rank, scale, SPLITS: tl.constexpr, BR: tl.constexpr
+):
+    """scale u [BR] of ranks from `first` on."""
     r = first + tl.arange(0, BR)
-    return added_up(part_row + r, r < padded(rank), size, SPLITS)
+    return scale * added_up(part_row + r, r < padded(rank), size, SPLITS)
 
 
 @triton.jit
 def _added(acc, weight, u):  # type: ignore[no-untyped-def]
-    """acc [BN, 8] + B^T's columns times u, in two halves."""
+    """acc [BN, 8] + B^T's columns times scale u, in two halves."""
     high, low = halves(u, weight.dtype)
     across = tl.trans(weight)
     return times_row(across, low, times_row(across, high, acc))
@@ -95,22 +97,24 @@ def _added(acc, weight, u):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _products(  # type: ignore[no-untyped-def]
-    part_row, size, up, rank, out, n, SPLITS: tl.constexpr, BR: tl.constexpr, EARLY: tl.constexpr
+    y, part_row, size, up, rank, scale, out, n, SPLITS: tl.constexpr, BR: tl.constexpr, EARLY: tl.constexpr
 ):
-    """[BN, 8] of the first BR ranks; their rows of B^T are loaded before u is waited for."""
+    """y [BN, 8] and the first BR ranks; their rows of B^T are loaded before u is waited for."""
     weight = loaded(up, 0, rank, out, n, BR, "evict_first")
     if EARLY:
         tl.extra.cuda.gdc_wait()
-    acc = tl.zeros((n.shape[0], NARROW), dtype=tl.float32)
-    return _added(acc, weight, _inner(part_row, size, 0, rank, SPLITS, BR))
+    acc = tl.broadcast_to(y[:, None], (n.shape[0], NARROW))
+    return _added(acc, weight, _inner(part_row, size, 0, rank, scale, SPLITS, BR))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def expand_row(  # type: ignore[no-untyped-def]
+    y,
     part_row,
     size,
     up,
     rank,
+    scale,
     out,
     n,
     RANKS: tl.constexpr,
@@ -119,37 +123,37 @@ def expand_row(  # type: ignore[no-untyped-def]
     PLAIN: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Sums of one row, columns n.
+    """y [BN] of one row, columns n, in fp32, and what is added to it.
 
     BR: as tiles have it, since the first halves of so many ranks come before their second ones. Up to 16 ranks take 16:
     the others are zeros. Programs for tables of no more (RANKS) are without the longer way.
     """
     if PLAIN:
-        sums = _plain_products(part_row, size, up, rank, out, n, SPLITS, BR, EARLY)
+        sums = _plain_products(y, part_row, size, up, rank, scale, out, n, SPLITS, BR, EARLY)
     elif RANKS <= _FEW:
-        sums = of_row(_products(part_row, size, up, rank, out, n, SPLITS, _FEW, EARLY))
+        sums = of_row(_products(y, part_row, size, up, rank, scale, out, n, SPLITS, _FEW, EARLY))
     else:
         if rank <= _FEW:
-            acc = _products(part_row, size, up, rank, out, n, SPLITS, _FEW, EARLY)
+            acc = _products(y, part_row, size, up, rank, scale, out, n, SPLITS, _FEW, EARLY)
         else:
-            acc = _products(part_row, size, up, rank, out, n, SPLITS, BR, EARLY)
+            acc = _products(y, part_row, size, up, rank, scale, out, n, SPLITS, BR, EARLY)
             for first in tl.range(BR, rank, BR, num_stages=1):
                 weight = loaded(up, first, rank, out, n, BR, "evict_first")
-                acc = _added(acc, weight, _inner(part_row, size, first, rank, SPLITS, BR))
+                acc = _added(acc, weight, _inner(part_row, size, first, rank, scale, SPLITS, BR))
         sums = of_row(acc)
     return sums
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _plain_products(  # type: ignore[no-untyped-def]
-    part_row, size, up, rank, out, n, SPLITS: tl.constexpr, BR: tl.constexpr, EARLY: tl.constexpr
+    y, part_row, size, up, rank, scale, out, n, SPLITS: tl.constexpr, BR: tl.constexpr, EARLY: tl.constexpr
 ):
-    acc = tl.zeros(n.shape, dtype=tl.float32)
     weight = loaded(up, 0, rank, out, n, BR, "evict_first")
     if EARLY:
         tl.extra.cuda.gdc_wait()
     for first in range(0, rank, BR):
         if first > 0:
             weight = loaded(up, first, rank, out, n, BR, "evict_first")
-        acc += tl.sum(weight.to(tl.float32) * _inner(part_row, size, first, rank, SPLITS, BR)[:, None], axis=0)
-    return acc
+        u = _inner(part_row, size, first, rank, scale, SPLITS, BR)
+        y += tl.sum(weight.to(tl.float32) * u[:, None], axis=0)
+    return y
