@@ -1,4 +1,4 @@
-"""Whatever an adapter's directory holds, it is read or refused in one line; more inputs: DELTACOMPRESS_FUZZ=200000."""
+"""Whatever an adapter's directory holds, it is read or refused in one line; more inputs: DELTACOMPRESS_FUZZ=200000 (and --timeout=0)."""
 
 from __future__ import annotations
 

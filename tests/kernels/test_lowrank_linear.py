@@ -120,9 +120,9 @@ def test_a_row_depends_on_its_adapter_alone(place: Place) -> None:
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 def test_passes_of_their_own_give_the_same_bits(place: Place, rows: list[int], dtype: torch.dtype) -> None:
     """For one row, few and many: which way serves a batch is up to all that is in it."""
-    low, none = (make_low(place[1], dtype, 2568, (516, 260), ranks, rank_limit=70) for ranks in (RANKS, [0] * 5))
+    low, none = (make_low(place[1], dtype, 2568, (520, 264), ranks, rank_limit=70) for ranks in (RANKS, [0] * 5))
     segments = Segments.build(rising(rows), range(len(rows)), place[1], capacity=9)
-    x, weight, bias = inputs(place, dtype, sum(rows), 2568, 776)
+    x, weight, bias = inputs(place, dtype, sum(rows), 2568, 784)
     one = made(place)
     found = launch(one, place, low, segments, x, weight, bias)
     y = launch(one, place, none, segments, x, weight, bias)
