@@ -122,7 +122,9 @@ def parse_settings(config: Mapping[str, Any], path: str) -> AdapterConfig:
 
 
 def _parsed(config: Mapping[str, Any], path: str) -> AdapterConfig:
-    told = config.get("peft_type", "")
+    if "peft_type" not in config:
+        raise CheckpointError("has no peft_type, by which PEFT tells kinds of adapters apart", where=path)
+    told = config["peft_type"]
     if not isinstance(told, str):
         raise CheckpointError(f"peft_type must be text, not {type(told).__name__}", where=path)
     kind = told.lower()

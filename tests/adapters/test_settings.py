@@ -244,6 +244,12 @@ def test_kinds_that_sound_alike_are_refused(kind: str, told: str) -> None:
     assert error.value.way_out
 
 
+def test_a_config_of_no_kind_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="c: has no peft_type") as error:
+        parse_settings({"r": 8, "target_modules": ["q_proj"]}, "c")
+    assert error.value.way_out
+
+
 def test_where_an_adapter_acts() -> None:
     given = {"layers_to_transform": 3, "layers_pattern": "h", "exclude_modules": ["a"], "use_dora": True}
     found = parse_settings(LORA | given | {"trainable_token_indices": [4, 2]}, "c")

@@ -105,8 +105,9 @@ def test_a_delta_is_linked_to_its_base_by_content(tmp_path: Path, zoo: Zoo) -> N
     assert zoo.show("team/bot")[1].lineage.parents == (ref.published.manifest,)
     with pytest.raises(BaseMismatchError, match="give its own base"):
         linking.add(zoo, GOLDEN / "int2-24", "team/bot", base="team/other")
-    with pytest.raises(NotFoundError, match="a delta, not a base-ref"):
+    with pytest.raises(NotFoundError, match="a delta, not a base-ref") as error:
         linking.add(zoo, GOLDEN / "int2-24", "team/bot", base="team/bot")
+    assert error.value.way_out
     with pytest.raises(NotFoundError, match=r"holds no manifest\.json"):
         linking.add(zoo, tmp_path, "team/bot")
 

@@ -37,4 +37,6 @@ def need_kind(found: Resolved, entry: EntryManifest, *kinds: str) -> None:
     """
     if entry.kind not in kinds:
         article = "an" if entry.kind == "adapter" else "a"
-        raise NotFoundError(f"{article} {entry.kind}, not a {' or '.join(kinds)}", where=found)
+        raise NotFoundError(
+            f"{article} {entry.kind}, not a {' or '.join(kinds)}", where=found, way_out="`zoo list` tells kinds"
+        )
