@@ -245,9 +245,8 @@ def test_kinds_that_sound_alike_are_refused(kind: str, told: str) -> None:
 
 
 def test_a_config_of_no_kind_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="c: has no peft_type") as error:
+    with pytest.raises(CheckpointError, match="c: has no peft_type"):
         parse_settings({"r": 8, "target_modules": ["q_proj"]}, "c")
-    assert error.value.way_out
 
 
 def test_where_an_adapter_acts() -> None:

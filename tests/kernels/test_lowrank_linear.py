@@ -19,7 +19,8 @@ from torch import Tensor
 
 from deltacompress.errors import InputError
 from deltacompress.kernels import Segments
-from deltacompress.kernels.adapters import get_adapter_kernels
+from deltacompress.kernels.adapters import LowRankTable, get_adapter_kernels
+from deltacompress.kernels.triton import adapters
 from deltacompress.kernels.triton.adapters import TritonAdapters
 from deltacompress.kernels.triton.lowrank.linear import LowRankLinear, helpers_for, takes, thin_products
 
@@ -115,8 +116,50 @@ def test_a_row_depends_on_its_adapter_alone(place: Place) -> None:
         assert torch.equal(other[at], first[0])
 
 
+def whole(generator: torch.Generator, most: int, place: Place, *size: int) -> Tensor:
+    """Whole numbers up to `most`: fp32 sums of their products are exact, in any order."""
+    return torch.randint(-most, most + 1, size, generator=generator).to(place[1], F16)
+
+
+@pytest.mark.parametrize("place", PLACES[1:])
+@pytest.mark.parametrize("rows", [[1, 1, 1], [5, 3, 1], [70, 1, 40]], ids=str)
+def test_what_is_rounded_where(place: Place, rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product, and y; and nothing else of numbers of 17 bits: here as in passes, which add to it what is there."""
+    monkeypatch.setattr(adapters, "interpreted", lambda: False)  # it would not choose what is for tensor cores
+    generator, of_all = torch.Generator().manual_seed(0), Segments.build(rising(rows), range(3), place[1])
+    table = LowRankTable(3, 40, 2568, place[1], F16, rank_limit=70)
+    for slot, rank in enumerate((1, 70, 17)):
+        table.set(slot, whole(generator, 8, place, rank, 2568), whole(generator, 1, place, rank, 40), 1.5)
+    x, weight = (whole(generator, 8, place, size, 2568) for size in (sum(rows), 40))
+    product = (x.double() @ weight.double().T).to(F16)
+    exact = product.double()
+    for start, stop, slot in of_all.runs():
+        entry = table.entries[slot]
+        assert entry is not None
+        exact[start:stop] += 1.5 * (x[start:stop].double() @ entry.down.double().T) @ entry.up.double()
+    low = Low([table], [])
+    assert torch.equal(launch(made(place), place, low, of_all, x, weight, None), exact.to(F16))
+    kernels_of(place).add_low_rank(x, product, of_all, [table])
+    assert torch.equal(product, exact.to(F16))
+
+
+@pytest.mark.parametrize("place", PLACES[1:])
+@pytest.mark.parametrize("rows", [[1], [20]], ids=str)
+def test_what_fp16_cannot_hold_is_infinite(place: Place, rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no NaN, which would be anything."""
+    monkeypatch.setattr(adapters, "interpreted", lambda: False)
+    table, one_run = LowRankTable(1, 8, 16, place[1], F16, rank_limit=1), Segments.build(rising(rows), [0], place[1])
+    table.set(0, torch.full((1, 16), 100.0).to(place[1], F16), torch.full((1, 8), -0.5).to(place[1], F16), 50.0)
+    x, weight = (torch.ones(size, 16).to(place[1], F16) for size in (sum(rows), 8))
+    found = launch(made(place), place, Low([table], []), one_run, x, weight, None)
+    y = x @ weight.T
+    kernels_of(place).add_low_rank(x, y, one_run, [table])
+    assert bool((found == -float("inf")).all())
+    assert bool((y == -float("inf")).all())
+
+
 @pytest.mark.parametrize("place", PLACES[2:])
-@pytest.mark.parametrize("rows", [[1], [5, 3, 1, 7], [300, 1, 200, 140]], ids=len)
+@pytest.mark.parametrize("rows", [[1] * 4, [5, 3, 1, 7], [300, 1, 200, 140]], ids=str)
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 def test_passes_of_their_own_give_the_same_bits(place: Place, rows: list[int], dtype: torch.dtype) -> None:
     """For one row, few and many: which way serves a batch is up to all that is in it."""
@@ -129,6 +172,19 @@ def test_passes_of_their_own_give_the_same_bits(place: Place, rows: list[int], d
     assert not torch.equal(found, y)
     kernels_of(place).add_low_rank(x, y, segments, low.tables)
     assert torch.equal(found, y)
+
+
+@pytest.mark.parametrize("place", PLACES[2:])
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_product_is_the_librarys(place: Place, biased: bool) -> None:
+    """Bit for bit, on a GPU that takes this launch."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("not a Hopper GPU")
+    none = make_low(place[1], BF16, 2048, (2048,), [0])
+    x, weight, bias = inputs(place, BF16, 1280, 2048, 2048)
+    given = bias if biased else None
+    found = launch(made(place), place, none, Segments.build([0, 1280], [0], place[1]), x, weight, given)
+    assert torch.equal(found, torch.nn.functional.linear(x, weight, given))
 
 
 @pytest.mark.parametrize("place", PLACES[1:])
@@ -272,7 +328,7 @@ REAL: list[tuple[list[int], Sequence[int], tuple[int, ...], int]] = [
 def test_real_sizes(
     place: Place, rows: list[int], slots: Sequence[int], outs: tuple[int, ...], rank: int, dtype: torch.dtype
 ) -> None:
-    """Where it is chosen, the error is no more than PyTorch's in that dtype, which rounds x A^T too."""
+    """Where it is chosen, the error is no more than PyTorch's in that dtype, which rounds x A^T."""
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("not a Hopper GPU")
     low, kernels = make_low(place[1], dtype, 2056, outs, [rank - slot for slot in range(4)]), kernels_of(place)

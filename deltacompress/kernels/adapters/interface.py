@@ -21,8 +21,9 @@ class AdapterKernels(ABC):
     Activations are fp32, fp16 or bf16 with contiguous rows, as many as `segments` has or more. Sums are fp32 and
     rounded once, where they are written. Rows of the base, of empty slots and after the last run stay (`rotate` copies
     them). Results depend on the order of nothing. Those of Triton's kernels do not depend on a row's neighbours either,
-    but where activations or factors are fp32, or not of one dtype; and for runs of more than 64 sparse rows, of
-    segments that are not fixed.
+    but where activations or factors are fp32, or not of one dtype; for runs of more than 64 sparse rows, of
+    segments that are not fixed; and as far as the product in `low_rank_linear` does, which is the library's on the GPUs
+    that tests ran on.
 
     Attributes:
         name: "reference" or "triton".

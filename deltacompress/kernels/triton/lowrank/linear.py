@@ -1,7 +1,7 @@
 """A base's product with low rank in it, in one launch: whether that is worth it, and the launch.
 
 Beside a long product, a pass of its own for x A^T and one that adds (x A^T) B^T take a quarter more, most of it for
-moving y. In one launch they hide behind the product's arithmetic, as far as its tiles leave processors free.
+moving y. In one launch most of that hides behind the product's arithmetic, where its tiles leave processors free.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from deltacompress.kernels.adapters.lowrank import LowRankTable
 from deltacompress.kernels.adapters.records import check_input, check_side_by_side
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.triton.dtypes import triton_type
-from deltacompress.kernels.triton.lowrank.tiles import LOW_MANY_ROWS
+from deltacompress.kernels.triton.lowrank.tiles import RANKS_AT_ONCE, SPAN
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
 _SHARE = 0.5
@@ -26,7 +26,7 @@ _LONGER = 1.12
 """Over tiles that come out even, at most. `bench adapter-kernels` times both ways near it (1,920 rows)."""
 FEWEST = 1024
 """Rows. For fewer, libraries have better tiles."""
-_RANKS, _MOST_RUNS, _MOST_ROW_TILES = 64, 1024, 1022
+_MOST_RUNS, _MOST_ROW_TILES = 1024, 1022
 
 
 def helpers_for(rows: int, out_features: int, thin: int, processors: int) -> int:
@@ -44,11 +44,11 @@ def helpers_for(rows: int, out_features: int, thin: int, processors: int) -> int
 
 
 def thin_products(segments: Segments, tables: Sequence[LowRankTable]) -> int:
-    """How many products of a row tile and as many as _RANKS ranks make x A^T: for each run and linear its own."""
+    """How many products of a row tile and up to RANKS_AT_ONCE ranks make x A^T: for each run and linear its own."""
     total = 0
     for start, stop, slot in segments.runs():
         ranks = [entry.down.shape[0] for one in tables if (entry := one.entries[slot]) is not None]
-        total += ((stop - 1) // TILE_ROWS - start // TILE_ROWS + 1) * sum(-(-rank // _RANKS) for rank in ranks)
+        total += ((stop - 1) // TILE_ROWS - start // TILE_ROWS + 1) * sum(-(-rank // RANKS_AT_ONCE) for rank in ranks)
     return total
 
 
@@ -112,7 +112,7 @@ class LowRankLinear:
 
         from deltacompress.kernels.triton.lowrank.linear_kernel import multiply
 
-        ranks = -(-max(one.rank_limit for one in tables) // _RANKS) * _RANKS
+        ranks = -(-max(one.rank_limit for one in tables) // RANKS_AT_ONCE) * RANKS_AT_ONCE
         u = torch.empty(2, len(tables), x.shape[0], ranks, dtype=x.dtype, device=x.device)
 
         def tiles(of: Tensor, *block: int) -> Any:
@@ -124,6 +124,6 @@ class LowRankLinear:
             tiles(y, TILE_ROWS, TILE_COLUMNS), weight if bias is None else bias, u, self._ready, *y.shape,
             segments.offsets, segments.slots, segments.capacity, members, len(tables), helpers, IN=x.shape[1],
             BIAS=bias is not None, RUNS=max(128, 1 << segments.capacity.bit_length()), RANKS=ranks,
-            FACTOR=triton_type(x.dtype), ALIGN=align, BM=TILE_ROWS, BN=TILE_COLUMNS, BK=depth, BR=_RANKS, WIDE=wide,
-            SPAN=LOW_MANY_ROWS.bk * LOW_MANY_ROWS.steps, GROUP=8, STAGES=3, THIN_STAGES=4, num_warps=8, num_stages=3,
+            FACTOR=triton_type(x.dtype), ALIGN=align, BM=TILE_ROWS, BN=TILE_COLUMNS, BK=depth, BR=RANKS_AT_ONCE,
+            WIDE=wide, SPAN=SPAN, GROUP=8, STAGES=3, THIN_STAGES=4, num_warps=8, num_stages=3,
         )  # fmt: skip

@@ -1,12 +1,13 @@
 """The Triton kernel of a base's product with low rank in it: y = x W^T + bias + scale (x A^T) B^T, in one launch.
 
 There are as many programs as processors, and each makes one tile of y after the other. Tiles seldom come out even, so
-some programs have one less than others: the first `helpers` should be such. They make u = scale x A^T first, a row tile
-of a linear after the other, while the others are at the long sums of their first tiles. A tile waits for the u of its
-rows only when its own sum is done, rounds that to the dtype of y, and adds u B^T to it, with u in two halves.
+some programs have one less than others: the first `helpers` should be such. They make scale u, u = x A^T, first, a row
+tile of a linear after the other, while the others are at the long sums of their first tiles. A tile waits for the u of
+its rows only when its own sum is done, rounds that to the dtype of y, and adds scale u B^T to it.
 
-All sums are added up as libraries and passes_kernel.py do it, so that whichever serves a batch, a row has the same bits:
-those of x A^T over SPAN columns at a time, those of the product as y would be read where it was written before.
+Everything is added up as in passes_kernel.py, so that a row has the same bits whichever serves it: x A^T over SPAN
+columns at a time, scale u in two halves, on the product as it is read where it was written before. Tests hold that sum
+of the product, one column after the other, against the library's.
 
 The order of tiles keeps those of one time to few row tiles, whose u comes first. `ready` counts what has been made, of
 each row tile and in all, and the programs that have ended, of which the last leaves zeros for the next launch. No
@@ -199,10 +200,11 @@ def multiply(  # type: ignore[no-untyped-def]
 
     x_tiles [BM, BK], x_wide [BM, WIDE], weight_tiles [BN, BK], y_tiles [BM, BN]: tensor descriptors. u: [2, linears,
     rows, RANKS], of no particular content; ready: int32 [row tiles + 2], zeros. RUNS: a power of two, at least
-    `capacity`. WIDE divides SPAN.
+    `capacity`.
     """
     here, programs = tl.program_id(0), tl.num_programs(0)
     m_tiles, n_tiles = tl.cdiv(rows, BM), tl.cdiv(out_all, BN)
+    tl.static_assert(SPAN % WIDE == 0)
     if here < helpers:
         _thin(
             x_wide, u, ready, rows, offsets, slots, capacity, members, count, helpers,

@@ -3,8 +3,8 @@
 A run's rank is read from the table, so tiles of ranks are a loop. The columns of x are split over programs, each of
 which leaves its part of u in `parts`; `expand` adds them up, always in one order. One row a run (BM 1) takes
 rows_kernel.py; on tensor cores its bits are those of tiles, of any number of rows, and those of linear_kernel.py.
-`expand` multiplies fp32 by 16-bit factors: scale u goes through the tensor cores in two halves and is added up on y, so
-that nothing but y is rounded.
+`expand` multiplies fp32 by 16-bit factors: scale u goes through the tensor cores in two halves, which together are
+finer than y, and is added up on y.
 
 EARLY: expand may begin while shrink runs (programmatic dependent launch): it looks up its adapter and loads what shrink
 does not write, then waits. Every program waits, or a kernel after both could begin before shrink has ended.
@@ -119,7 +119,7 @@ def _summed(  # type: ignore[no-untyped-def]
     """scale u [BM, BR] of ranks from `first` on: rounded to TYPE, and what that leaves (fp32: whole)."""
     r = first + tl.arange(0, BR)
     ok = row_ok[:, None] & (r < padded(rank))[None, :]
-    return halves(scale * added_up(part_rows[:, None] + r[None, :], ok, part_size, SPLITS), TYPE)
+    return halves(added_up(part_rows[:, None] + r[None, :], ok, part_size, scale, SPLITS), TYPE)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -32,19 +32,20 @@ def loaded(up, first, rank, out, n, BR: tl.constexpr, POLICY: tl.constexpr):  # 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def added_up(at, ok, size, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """u: its parts, `size` apart, the first ones at `at`, added up in one order."""
+def added_up(at, ok, size, scale, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """scale u: its parts, `size` apart, the first ones at `at`, added up in one order."""
     u = tl.load(at, mask=ok, other=0.0)
     for split in tl.static_range(1, SPLITS):
         u += tl.load(at + split * size, mask=ok, other=0.0)
-    return u
+    return scale * u
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def halves(u, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """u rounded to TYPE, and what that leaves."""
+    """u rounded to TYPE, and what that leaves: nothing of what fp16 has no number for, which is infinite."""
     high = u.to(TYPE)
-    return high, (u - high.to(tl.float32)).to(TYPE)
+    left = u - high.to(tl.float32)
+    return high, tl.where(tl.abs(left) < float("inf"), left, 0.0).to(TYPE)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -84,7 +85,7 @@ def _inner(  # type: ignore[no-untyped-def]
 ):
     """scale u [BR] of ranks from `first` on."""
     r = first + tl.arange(0, BR)
-    return scale * added_up(part_row + r, r < padded(rank), size, SPLITS)
+    return added_up(part_row + r, r < padded(rank), size, scale, SPLITS)
 
 
 @triton.jit
@@ -99,7 +100,7 @@ def _added(acc, weight, u):  # type: ignore[no-untyped-def]
 def _products(  # type: ignore[no-untyped-def]
     y, part_row, size, up, rank, scale, out, n, SPLITS: tl.constexpr, BR: tl.constexpr, EARLY: tl.constexpr
 ):
-    """y [BN, 8] and the first BR ranks; their rows of B^T are loaded before u is waited for."""
+    """[BN, 8]: y [BN] in each column, with the first BR ranks; their rows of B^T are loaded before u is waited for."""
     weight = loaded(up, 0, rank, out, n, BR, "evict_first")
     if EARLY:
         tl.extra.cuda.gdc_wait()

@@ -28,19 +28,26 @@ class LowRankTiles:
     expand_stages: int
 
 
+SPAN, RANKS_AT_ONCE = 1024, 64
+"""Columns of x whose sums are a part of u, and ranks of which all first halves of u are multiplied before their second
+ones: the same for all tiles on tensor cores and in linear_kernel.py, so that a row has the same bits in each."""
+
 LOW_ONE_ROW = LowRankTiles(
-    1, 16, 4, 128, 8, 2, 4, expand_bm=1, expand_br=64, bn=512, chunk=512, expand_warps=4, expand_stages=1
-)
+    1, 16, 4, 128, SPAN // 128, 2, 4,
+    expand_bm=1, expand_br=RANKS_AT_ONCE, bn=512, chunk=512, expand_warps=4, expand_stages=1,
+)  # fmt: skip
 LOW_ONE_ROW_PLAIN = LowRankTiles(
     1, 16, 4, 1024, 1, 4, 1, expand_bm=1, expand_br=32, bn=128, chunk=128, expand_warps=1, expand_stages=1
 )
 LOW_ONE_ROW_WIDE = replace(LOW_ONE_ROW_PLAIN, bk=512)  # factors of four bytes
 LOW_FEW_ROWS = LowRankTiles(
-    16, 32, 2, 128, 8, 4, 4, expand_bm=16, expand_br=64, bn=128, chunk=256, expand_warps=4, expand_stages=1
-)
+    16, 32, 2, 128, SPAN // 128, 4, 4,
+    expand_bm=16, expand_br=RANKS_AT_ONCE, bn=128, chunk=256, expand_warps=4, expand_stages=1,
+)  # fmt: skip
 LOW_MANY_ROWS = LowRankTiles(
-    64, 64, 1, 128, 8, 4, 3, expand_bm=64, expand_br=64, bn=128, chunk=512, expand_warps=4, expand_stages=2
-)
+    64, 64, 1, 128, SPAN // 128, 4, 3,
+    expand_bm=64, expand_br=RANKS_AT_ONCE, bn=128, chunk=512, expand_warps=4, expand_stages=2,
+)  # fmt: skip
 LOW_FEW_ROWS_PLAIN = replace(LOW_FEW_ROWS, bk=64, steps=16, bn=64, expand_br=32, stages=2)
 LOW_MANY_ROWS_PLAIN = LowRankTiles(
     32, 32, 2, 32, 32, 4, 2, expand_bm=32, expand_br=32, bn=64, chunk=512, expand_warps=4, expand_stages=1
