@@ -42,9 +42,9 @@ def test_experts_are_measured_together_and_coded_each(
 
     def grouped(walk: Any, names: Any, weights: Any, sums: HessianAccumulator) -> Any:
         rows[names[0]] = sums.tokens
-        one, restored = group(walk, names, weights, sums)
-        put[names[0]] = {name: weight.clone() for name, weight in restored[REFERENCE.name].items()}
-        return one, restored
+        one, coded = group(walk, names, weights, sums)
+        put[names[0]] = {name: weight.clone() for name, weight in coded.restored(REFERENCE.name).items()}
+        return one, coded
 
     monkeypatch.setattr(walking, "_group", grouped)
     found, batches = walked(mixture, tmp_path / "none")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import weakref
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,6 +134,28 @@ def test_tokens_of_one_record_are_one_draw(copies: int) -> None:
     values = torch.rand(40, generator=torch.Generator().manual_seed(0))
     found = error_by_record(values.repeat_interleave(copies), torch.arange(40).repeat_interleave(copies))
     assert found == pytest.approx(float(values.std()) / 40**0.5, rel=1e-6)
+
+
+def test_no_two_rungs_of_a_layer_are_in_memory(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As restored weights: a layer's take four bytes each."""
+    made = walking._Coded.restored
+    live, most, asked = Counter[str](), Counter[str](), Counter[str]()
+
+    def restored(self: Any, rung: str) -> dict[str, torch.Tensor]:
+        found = made(self, rung)
+        asked.update(list(found))
+        for name, value in found.items():
+            live[name] += 1
+            most[name] = max(most[name], live[name])
+            weakref.finalize(value, live.subtract, [name])
+        return found
+
+    monkeypatch.setattr(walking._Coded, "restored", restored)
+    found, _ = walked(pair, tmp_path / "none")
+    of_layers = {name for one in found.groups for name in one.names if ".layers." in name}
+    assert of_layers
+    for name in of_layers:
+        assert (asked[name], most[name], live[name]) == (5, 1, 0), name
 
 
 def test_rungs_are_in_order_and_groups_share_inputs(pair: Pair, tmp_path: Path) -> None:

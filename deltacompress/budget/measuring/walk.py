@@ -8,7 +8,7 @@ that group as its reference restores it, and all else as fine-tuned. One decoder
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -32,7 +32,7 @@ from deltacompress.calibration.forwards.recording import capture_calls, record_i
 from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.calibration.forwards.turns import LayerTurns, taking_turns
 from deltacompress.calibration.held_back import HeldBack
-from deltacompress.codecs.encoded import as_matrix, delta_of
+from deltacompress.codecs.encoded import Encoded, as_matrix, delta_of
 from deltacompress.compression.encoding import encode_uncalibrated, restored_of, with_added_rows
 from deltacompress.compression.layerwise.model import sequences_per_batch
 from deltacompress.compression.layerwise.solving import to_encode
@@ -186,18 +186,17 @@ def _layer(walk: _Walk, i: int) -> None:
     of_experts = {name for stage in skeleton.expert_stages(i) for name in stage.expert_of}
     weights = skeleton.weights(names)
     before = [probe for one in walk.found for probe in one.probes]
-    everything: dict[str, dict[str, Tensor]] = {name: {} for name in walk.whole}
+    coded = []
     for group in groups:
-        one, restored = _group(walk, group, weights, sums.pop(group[0]))
+        one, of_group = _group(walk, group, weights, sums.pop(group[0]))
         one = replace(one, experts=group[0] in of_experts)
-        one.probe.hidden = held.through(i, held.clean, restored[one.reference])
-        for name in everything:
-            everything[name] |= restored[name]
+        one.probe.hidden = held.through(i, held.clean, of_group.restored(one.reference))
+        coded.append(of_group)
         walk.found.append(one)
     for probe in before:
         probe.hidden = held.through(i, probe.hidden)
     for name, whole in walk.whole.items():
-        whole.hidden = walk.more.through(i, whole.hidden, everything[name])
+        whole.hidden = walk.more.through(i, whole.hidden, _restored(coded, name))
     walk.more.clean = walk.more.through(i, walk.more.clean)
     held.clean = after
     skeleton.free_layer(i)
@@ -220,10 +219,34 @@ def _sums(walk: _Walk, i: int, groups: Sequence[Sequence[str]]) -> dict[str, Hes
     return sums
 
 
+@dataclass(frozen=True)
+class _Coded:
+    """A group, encoded as the rungs do it whose errors are put into the model: by a rung's name and a tensor's.
+
+    references: what its tensors are coded against.
+    """
+
+    skeleton: Skeleton
+    tensors: Sequence[TensorPlan]
+    references: Mapping[str, Tensor | None]
+    encoded: Mapping[str, Mapping[str, Encoded]]
+
+    def restored(self, rung: str) -> dict[str, Tensor]:
+        """Its weights, made anew each time: of all rungs at once they would take as much as several layers."""
+        found = self.encoded[rung]
+        whole = {one.name: restored_of(one, found[one.name], self.references[one.name]) for one in self.tensors}
+        return {name: self.skeleton.prepare(name, value) for name, value in whole.items()}
+
+
+def _restored(coded: Iterable[_Coded], rung: str) -> dict[str, Tensor]:
+    """The weights of several groups."""
+    return {name: value for one in coded for name, value in one.restored(rung).items()}
+
+
 def _group(
     walk: _Walk, group: Sequence[str], weights: Mapping[str, Tensor], statistics: HessianAccumulator
-) -> tuple[Measured, dict[str, dict[str, Tensor]]]:
-    """A group's ladder, and its weights as the rungs restore them whose errors are put into the model."""
+) -> tuple[Measured, _Coded]:
+    """A group's ladder, and what it was encoded as."""
     plan, skeleton = walk.plan, walk.skeleton
     tensors = [plan.tensors[name] for name in group]
     references = {one.name: plan.base_of(one, skeleton.device) for one in tensors}
@@ -235,14 +258,15 @@ def _group(
         walk.reporter.note(f"{group[0]}: {error.what}: for its group only rounding is left")
         steps, rounded = rounded_group(tensors, linears, walk.coder)
         encoded, reference = dict.fromkeys((ROUNDED_REFERENCE.name, *walk.whole), rounded), ROUNDED_REFERENCE
-    restored: dict[str, dict[str, Tensor]] = {name: {} for name in encoded}
-    for one, linear in zip(tensors, linears, strict=True):
+    for linear in linears:
         walk.norms[0] += float(linear.delta.square().sum(dtype=torch.float64))
         walk.norms[1] += float(linear.finetuned.square().sum(dtype=torch.float64))
-        for name, found in encoded.items():
-            whole = with_added_rows(plan, one, found[one.name])
-            restored[name][one.name] = skeleton.prepare(one.name, restored_of(one, whole, references[one.name]))
-    return Measured(tuple(group), tensors[0].kind, steps, reference.name, Probe([])), restored
+    whole = {
+        rung: {one.name: with_added_rows(plan, one, found[one.name]) for one in tensors}
+        for rung, found in encoded.items()
+    }
+    measured = Measured(tuple(group), tensors[0].kind, steps, reference.name, Probe([]))
+    return measured, _Coded(skeleton, tensors, references, whole)
 
 
 def _head(walk: _Walk) -> None:
@@ -256,8 +280,8 @@ def _head(walk: _Walk) -> None:
         inputs = skeleton.run_final_norm(hidden).reshape(-1, features)
         with walk.precision.products():
             sums.add(inputs)
-    one, restored = _group(walk, [name], skeleton.weights([name]), sums)
-    one.probe.hidden, one.probe.head = walk.held.clean, restored[one.reference][name]
+    one, coded = _group(walk, [name], skeleton.weights([name]), sums)
+    one.probe.hidden, one.probe.head = walk.held.clean, coded.restored(one.reference)[name]
     for rung, whole in walk.whole.items():
-        whole.head = restored[rung][name]
+        whole.head = coded.restored(rung)[name]
     walk.found.append(one)
