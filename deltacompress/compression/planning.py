@@ -31,6 +31,7 @@ _READERS = 4  # pairs of tensors that are compared at once
 _LARGE = ("linear", "embedding", "head")
 _NOT_ODD = OddLinears()
 Treatment = Literal["code", "exact", "identical", "added", "alias"]
+_Ruled = tuple[TensorKind, Settings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +233,10 @@ def make_plan(
     for name in (one for one in finetuned.tensors if len(one) > _MAX_NAME):
         told = f"tensor {name[:40]}... has a name of {len(name)} characters, more than {_MAX_NAME}"
         raise CheckpointError(told, where=finetuned.path, way_out="rename it")
-    for found in pairing.pairs:
-        recipe.rule_for(found.info.name, kind_of(found.info.name))  # before any weight is read
+    kinds = ((found.info.name, kind_of(found.info.name)) for found in pairing.pairs)
+    rules = {name: (kind, recipe.rule_for(name, kind)) for name, kind in kinds}  # before any weight is read
     same = _identical(pairing) if recipe.scope == "delta" else frozenset()
-    tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of, odd, same)}
+    tensors = {plan.name: plan for plan in _plans(pairing, recipe, rules, odd, same)}
     _check_shapes(recipe, tensors.values())
     if all(plan.treatment in ("identical", "alias") for plan in tensors.values()):
         same_as = f"the base {base.path} (content hash {finetuned.fingerprint()[:12]})"
@@ -249,12 +250,11 @@ def make_plan(
 
 
 def _plans(
-    pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind], odd: OddLinears, same: frozenset[str]
+    pairing: Pairing, recipe: Recipe, rules: Mapping[str, _Ruled], odd: OddLinears, same: frozenset[str]
 ) -> Iterator[TensorPlan]:
     for found in pairing.pairs:
         name = found.info.name
-        kind = kind_of(name)
-        settings = recipe.rule_for(name, kind)
+        kind, settings = rules[name]
         codec = CODECS[settings.codec]
         if (name in odd.unwalked and codec.calibrates) or (name in odd.merged and codec.fit is not None):
             settings = ExactSettings()
