@@ -1,6 +1,6 @@
 """Whatever an adapter's directory holds, it is read or refused in one line.
 
-More inputs: DELTACOMPRESS_FUZZ=200000 pytest --timeout=0 (11 minutes).
+More inputs: DELTACOMPRESS_FUZZ=200000 pytest --timeout=0 (a test may not take so long otherwise).
 """
 
 from __future__ import annotations

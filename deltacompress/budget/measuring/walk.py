@@ -234,8 +234,10 @@ class _Coded:
     def restored(self, rung: str) -> dict[str, Tensor]:
         """Its weights, made anew each time: of all rungs at once they would take as much as several layers."""
         found = self.encoded[rung]
-        whole = {one.name: restored_of(one, found[one.name], self.references[one.name]) for one in self.tensors}
-        return {name: self.skeleton.prepare(name, value) for name, value in whole.items()}
+        return {
+            one.name: self.skeleton.prepare(one.name, restored_of(one, found[one.name], self.references[one.name]))
+            for one in self.tensors
+        }
 
 
 def _restored(coded: Iterable[_Coded], rung: str) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Adapters that come and go while requests run; as many as DELTACOMPRESS_COMINGS says (500 in a minute or two)."""
+"""Adapters that come and go while requests run; as many as DELTACOMPRESS_COMINGS says."""
 
 from __future__ import annotations
 
