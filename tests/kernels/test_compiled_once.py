@@ -14,12 +14,12 @@ from deltacompress.kernels import Segments
 from deltacompress.kernels.adapters import ScaleTable
 from deltacompress.kernels.triton import scale_kernel, sparse_rows_kernel
 from deltacompress.kernels.triton.adapters import TritonAdapters
-from deltacompress.kernels.triton.lowrank import linear_kernel, passes_kernel
+from deltacompress.kernels.triton.lowrank import expand_kernel, linear_kernel, shrink_kernel
 from deltacompress.kernels.triton.lowrank.linear import LowRankLinear
 
 KERNELS = [
-    (passes_kernel, "shrink"),
-    (passes_kernel, "expand"),
+    (shrink_kernel, "shrink"),
+    (expand_kernel, "expand"),
     (linear_kernel, "multiply"),
     (sparse_rows_kernel, "add"),
     (scale_kernel, "scale"),

@@ -43,15 +43,11 @@ def _are_short(segments: Segments, rows: int) -> bool:
     return segments.row_limit <= _SHORT or _are_many(segments, rows)
 
 
-def _row_tiles(segments: Segments, rows: int, bm: int) -> int:
-    """Programs that share the tiles of a run: where runs are many, one."""
-    return 1 if _are_many(segments, rows) else -(-segments.row_limit // bm)
-
-
-def _shares(segments: Segments, rows: int, bm: int, most: int) -> int:
+def _shares(segments: Segments, rows: int, bm: int, most: int | None = None) -> int:
     """Programs that share the row tiles of all runs (found.py): no more than so many rows can need, nor than `most`."""
-    needed = rows if bm == 1 else -(-rows // bm) + segments.capacity + 1
-    return max(min(needed, rows, most), 1)
+    needed = max(min(-(-rows // bm) + (segments.capacity + 1 if bm > 1 else 0), rows), 1)
+    most = min(most or needed, needed)
+    return -(-needed // -(-needed // most)) if bm == 1 else most  # of single rows each takes as many
 
 
 def _runs(capacity: int) -> int:
@@ -78,7 +74,7 @@ class _RotationTiles:
     registers: int | None = None
 
 
-TURN_ONE_ROW = _RotationTiles(1, 64, 64, programs=512, warps=1, stages=1, registers=128)
+TURN_ONE_ROW = _RotationTiles(1, 64, 64, programs=32, warps=1, stages=1, registers=128)
 TURN_ONE_ROW_PLAIN = _RotationTiles(1, 256, 4, programs=512, warps=4, stages=1)
 TURN_FEW_ROWS = _RotationTiles(16, 64, 64, programs=32, warps=4, stages=2)
 TURN_MANY_ROWS = _RotationTiles(64, 64, 64, programs=32, warps=4, stages=3, wide=8, registers=168)
@@ -122,8 +118,9 @@ class TritonAdapters(AdapterKernels):
 
     @override
     def add_low_rank(self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[LowRankTable]) -> None:
-        from deltacompress.kernels.triton.lowrank import passes_kernel as kernel
+        from deltacompress.kernels.triton.lowrank.expand_kernel import expand
         from deltacompress.kernels.triton.lowrank.rows_kernel import WIDE
+        from deltacompress.kernels.triton.lowrank.shrink_kernel import shrink
 
         check_side_by_side(y, segments, tables)
         check_input(x, y, segments, [one.in_features for one in tables])
@@ -131,26 +128,27 @@ class TritonAdapters(AdapterKernels):
         if limit == 0:
             return
         plain = interpreted() or x.dtype == torch.float32 or x.dtype != first.dtype
-        tiles = low_rank_tiles(limit, first.dtype.itemsize, plain, short=_are_short(segments, x.shape[0]))
-        span, count, rows = tiles.bk * tiles.steps, len(tables), x.shape[0]
-        splits, row_tiles = -(-first.in_features // span), _row_tiles(segments, rows, tiles.bm)
+        count, rows, shared = len(tables), x.shape[0], _are_many(segments, x.shape[0])
         ranks = -(-max(one.rank_limit for one in tables) // WIDE.value) * WIDE.value
+        tiles = low_rank_tiles(limit, ranks, first.dtype.itemsize, plain, short=_are_short(segments, rows))
+        splits = -(-first.in_features // (tiles.bk * tiles.steps))
         rank_programs = min(tiles.rank_programs, -(-ranks // tiles.br))
         parts = torch.empty(splits, count, rows, ranks, dtype=torch.float32, device=x.device)
-        members, early = self._described(tables), self._begins_early
+        early, capacity = self._begins_early, segments.capacity
+        runs = (segments.offsets, segments.slots, capacity, self._described(tables))
         common: dict[str, Any] = {
             "RANKS": ranks, "SPLITS": splits, "FACTOR": triton_type(first.dtype), "PLAIN": plain, "EARLY": early,
+            "RUNS": _runs(capacity) if shared else 0,
         }  # fmt: skip
-        kernel.shrink[row_tiles * rank_programs * splits, count, segments.capacity](
-            x, x.stride(0), parts, rows, segments.offsets, segments.slots, members, tiles.steps, row_tiles,
-            IN=first.in_features, RANK_PROGRAMS=rank_programs, BM=tiles.bm, BR=tiles.br,
-            BK=tiles.bk, **common, num_warps=tiles.warps, num_stages=tiles.stages,
+        across, depth = (1, _shares(segments, rows, tiles.bm)) if shared else (-(-limit // tiles.bm), capacity)
+        shrink[across * rank_programs * splits, count, depth](
+            x, x.stride(0), parts, rows, *runs, tiles.steps, IN=first.in_features, RANK_PROGRAMS=rank_programs,
+            BM=tiles.bm, BR=tiles.br, BK=tiles.bk, **common, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
-        chunks = -(-max(one.out_features for one in tables) // tiles.chunk)
-        row_tiles = _row_tiles(segments, rows, tiles.expand_bm)
-        kernel.expand[chunks * row_tiles, count, segments.capacity](
-            y, y.stride(0), parts, rows, segments.offsets, segments.slots, members, row_tiles,
-            ALIGN=_align(tables), BM=tiles.expand_bm, BR=tiles.expand_br,
+        chunks, bm = -(-max(one.out_features for one in tables) // tiles.chunk), tiles.expand_bm
+        across, depth = (1, _shares(segments, rows, bm)) if shared else (-(-limit // bm), capacity)
+        expand[chunks * across, count, depth](
+            y, y.stride(0), parts, rows, *runs, across, ALIGN=_align(tables), BM=bm, BR=tiles.expand_br,
             BN=tiles.bn, CHUNK=tiles.chunk, **common, num_warps=tiles.expand_warps, num_stages=tiles.expand_stages,
             **_only(launch_pdl=early or None),
         )  # fmt: skip

@@ -5,7 +5,7 @@ some programs have one less than others: the first `helpers` should be such. The
 tile of a linear after the other, while the others are at the long sums of their first tiles. A tile waits for the u of
 its rows only when its own sum is done, rounds that to the dtype of y, and adds scale u B^T to it.
 
-Everything is added up as in passes_kernel.py, so that a row has the same bits whichever serves it: x A^T over SPAN
+Everything is added up as in passes of its own, so that a row has the same bits whichever serves it: x A^T over SPAN
 columns at a time, scale u in two halves, on the product as it is read where it was written before. Tests hold that sum
 of the product, one column after the other, against the library's.
 

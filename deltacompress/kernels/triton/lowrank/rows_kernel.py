@@ -1,4 +1,4 @@
-"""One row of low rank, for the kernels of passes_kernel.py: A and B are streamed, and no tile is made of empty rows.
+"""One row of low rank, for the two kernels of passes: A and B are streamed, and no tile is made of empty rows.
 
 On tensor cores the row is the narrow side of the product, and A's ranks, or B's outputs, the long one (narrow.py): a
 row has the same bits as in a tile. PLAIN: on ordinary cores, in fp32, in an order of its own.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from deltacompress.kernels.triton.lowrank.tiles import FEW
 from deltacompress.kernels.triton.narrow import NARROW, of_row, times_row
 
 WIDE = tl.constexpr(4)
 """Ranks of a row of parts that are loaded and stored at once: there are zeros after the last, up to so many."""
-_FEW = tl.constexpr(16)
-"""Ranks that a tensor core multiplies at once."""
+_FEW = tl.constexpr(FEW)
 
 
 @triton.jit

@@ -36,6 +36,7 @@ LOW_ONE_ROW = LowRankTiles(
     1, 16, 4, 128, SPAN // 128, 2, 4,
     expand_bm=1, expand_br=RANKS_AT_ONCE, bn=512, chunk=512, expand_warps=4, expand_stages=1,
 )  # fmt: skip
+LOW_ONE_ROW_DEEP = replace(LOW_ONE_ROW, stages=3, bn=256, chunk=256)
 LOW_ONE_ROW_PLAIN = LowRankTiles(
     1, 16, 4, 1024, 1, 4, 1, expand_bm=1, expand_br=32, bn=128, chunk=128, expand_warps=1, expand_stages=1
 )
@@ -54,10 +55,16 @@ LOW_MANY_ROWS_PLAIN = LowRankTiles(
 )
 
 
-def low_rank_tiles(limit: int, itemsize: int, plain: bool, *, short: bool) -> LowRankTiles:
-    """For runs of at most `limit` rows; itemsize: of the factors; plain: products of fp32, on ordinary cores."""
+FEW = 16
+"""Ranks that a tensor core multiplies at once."""
+
+
+def low_rank_tiles(limit: int, ranks: int, itemsize: int, plain: bool, *, short: bool) -> LowRankTiles:
+    """For runs of at most `limit` rows and so many ranks; itemsize: of the factors; plain: fp32, on ordinary cores."""
+    if limit == 1 and plain:
+        return LOW_ONE_ROW_WIDE if itemsize == 4 else LOW_ONE_ROW_PLAIN
     if limit == 1:
-        return LOW_ONE_ROW_WIDE if itemsize == 4 else LOW_ONE_ROW_PLAIN if plain else LOW_ONE_ROW
+        return LOW_ONE_ROW if ranks <= FEW else LOW_ONE_ROW_DEEP
     if short:
         return LOW_FEW_ROWS_PLAIN if plain else LOW_FEW_ROWS
     return LOW_MANY_ROWS_PLAIN if plain else LOW_MANY_ROWS
