@@ -40,7 +40,7 @@ class _Recorded:
         return lambda *_, **constants: self.constants.append(constants)
 
 
-def launch(kernels: TritonAdapters, device: str, lengths: dict[str, int], rows_beside: int) -> None:
+def launch(kernels: TritonAdapters, device: str, lengths: dict[str, int], rows_beside: int, capacity: int) -> None:
     """One launch of each kind, of a long run and of one that is shorter."""
     generator = torch.Generator().manual_seed(1)
     low, sparse = make_low(device, F32, 72, (40, 24), [8, 3]), make_sparse(device, F32, 72, (40, 24), [0.1, 0.2])
@@ -50,7 +50,7 @@ def launch(kernels: TritonAdapters, device: str, lengths: dict[str, int], rows_b
     for kind, length in lengths.items():
         rows = length + rows_beside
         x, y = (drawn(generator, rows, width).to(device) for width in (72, 64))
-        segments = Segments.build([0, length, rows], [0, 1], device)
+        segments = Segments.build([0, length, rows], [0, 1], device, capacity=capacity)
         if kind == "low":
             kernels.add_low_rank(x, y, segments, low.tables)
             members = kernels._described(half.tables)
@@ -62,21 +62,27 @@ def launch(kernels: TritonAdapters, device: str, lengths: dict[str, int], rows_b
             kernels.scale(y, segments, scales)
 
 
+CAPACITIES = (2, 64)
+"""Runs that there may be: few, of which each has programs for its rows, and many, whose tiles any program may take."""
+
+
 def batches() -> list[tuple[dict[str, int], int]]:
     kinds = [{"low": one, "sparse": other, "scale": one} for one, other in zip(LENGTHS, SPARSE, strict=True)]
     return [(one, beside) for one in kinds for beside in (3, 16)]
 
 
-def test_constants_are_the_same_for_runs_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_constants_are_the_same_for_runs_of_any_length(capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in KERNELS:
         monkeypatch.setattr(module, name, _Recorded())
     kernels = TritonAdapters("cpu", "")
     for lengths, beside in batches():
-        launch(kernels, "cpu", lengths, beside)
+        launch(kernels, "cpu", lengths, beside, capacity)
     for module, name in KERNELS:
         found = getattr(module, name).constants
         assert len(found) == len(batches())
         assert all(one == found[0] for one in found)
+    assert (shrink_kernel.shrink.constants[0]["RUNS"] > 0) == (capacity == 64)
 
 
 def test_segments_start_on_16_bytes_whatever_they_hold() -> None:
@@ -89,13 +95,14 @@ def test_segments_start_on_16_bytes_whatever_they_hold() -> None:
 
 
 @pytest.mark.parametrize("place", [pytest.param("cuda", marks=ON_GPU)])
-def test_nothing_is_compiled_anew_for_other_lengths(place: str) -> None:
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_nothing_is_compiled_anew_for_other_lengths(place: str, capacity: int) -> None:
     kernels = TritonAdapters(place, "")
-    launch(kernels, place, *batches()[0])
+    launch(kernels, place, *batches()[0], capacity)
     before = [compiled(module, name) for module, name in KERNELS]
     assert min(before) >= 1
     for lengths, beside in batches():
-        launch(kernels, place, lengths, beside)
+        launch(kernels, place, lengths, beside, capacity)
     assert [compiled(module, name) for module, name in KERNELS] == before
 
 

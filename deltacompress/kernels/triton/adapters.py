@@ -47,7 +47,7 @@ def _shares(segments: Segments, rows: int, bm: int, most: int | None = None) -> 
     """Programs that share the row tiles of all runs (found.py): no more than so many rows can need, nor than `most`."""
     needed = max(min(-(-rows // bm) + (segments.capacity + 1 if bm > 1 else 0), rows), 1)
     most = min(most or needed, needed)
-    return -(-needed // -(-needed // most)) if bm == 1 else most  # of single rows each takes as many
+    return -(-needed // -(-needed // most)) if bm == 1 else most  # of single rows as many for each
 
 
 def _runs(capacity: int) -> int:
@@ -80,6 +80,8 @@ TURN_FEW_ROWS = _RotationTiles(16, 64, 64, programs=32, warps=4, stages=2)
 TURN_MANY_ROWS = _RotationTiles(64, 64, 64, programs=32, warps=4, stages=3, wide=8, registers=168)
 TURN_PROGRAMS = 256
 """So many at least, before one takes several tiles side by side."""
+TURN_ROWS = 2048
+"""So many at least, before one takes several single rows one after the other."""
 TURN_STEP = 128
 """Rows of a captured step that are few."""
 TURN_PLAIN = {"columns": 32, "depth": 32}
@@ -171,7 +173,8 @@ class TritonAdapters(AdapterKernels):
         tiles = rotation_tiles(segments, rows, plain)
         across = -(-first.features // tiles.columns)
         wide = max(min(across * -(-rows // tiles.bm) * len(tables) // TURN_PROGRAMS, tiles.wide), 1)
-        kernel.rotate[-(-across // wide), _shares(segments, rows, tiles.bm, tiles.programs), len(tables)](
+        most = max(tiles.programs, TURN_ROWS // (across * len(tables)) if tiles.bm == 1 else 0)
+        kernel.rotate[-(-across // wide), _shares(segments, rows, tiles.bm, most), len(tables)](
             x, out, x.stride(0) if x.dim() == 3 else 0, x.stride(-2), out.stride(0), out.stride(1), rows, capacity,
             wide, segments.offsets, segments.slots, self._described(tables), RUNS=_runs(capacity),
             FEATURES=first.features, BLOCK=triton_type(first.dtype), BM=tiles.bm, COLUMNS=tiles.columns,

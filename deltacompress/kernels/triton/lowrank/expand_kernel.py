@@ -122,7 +122,7 @@ def _expand_rows(  # type: ignore[no-untyped-def]
         sums_of = parts + member.to(tl.int64) * rows * RANKS
         mine = y + tl.multiple_of(tl.load(members + member * 3 + 2), ALIGN)
         if BM == 1:
-            one = tl.cast(start, tl.int64)
+            one = start.to(tl.int64)
             n = column + tl.arange(0, BN)
             to = mine + one * y_stride + n
             sums = tl.load(to, mask=n < out, other=0.0).to(tl.float32)
@@ -139,7 +139,9 @@ def _expand_rows(  # type: ignore[no-untyped-def]
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows", "capacity"], do_not_specialize_on_alignment=["row_tiles"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["rows", "capacity"], do_not_specialize_on_alignment=["row_tiles"]
+)
 def expand(  # type: ignore[no-untyped-def]
     y,
     y_stride,
@@ -164,7 +166,7 @@ def expand(  # type: ignore[no-untyped-def]
 ):
     """y[row, first column of the member + n] += scale * sum_r u[row, r] * B^T[r, n].
 
-    Programs: (row tile, CHUNK columns), member, run; RUNS not 0: CHUNK columns (row_tiles 1), member, share of tiles.
+    Programs: (row tile, CHUNK columns), member, run; RUNS not 0: CHUNK columns (row_tiles 1), member, tile of any run.
     ALIGN divides the out_features of all members.
     """
     member = tl.program_id(1)

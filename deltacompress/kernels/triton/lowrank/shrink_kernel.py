@@ -1,10 +1,10 @@
 """The first Triton kernel of low rank (kernels/adapters/lowrank): u = x A^T in parts. expand_kernel.py is the second.
 
-A program is for one row tile of one run. Where many runs are short and a few long, programs share the row tiles of all
-runs instead (found.py). A run's rank is read from the table, so tiles of ranks are a loop. The columns of x are split
-over programs, each of which leaves its part of u in `parts`; the second kernel adds them up, always in one order. One
-row a run (BM 1) takes rows_kernel.py; on tensor cores its bits are those of tiles, of any number of rows, and those of
-linear_kernel.py.
+A program is for one row tile of a run: of its own run, or, where many runs are short and a few long, of whichever run
+has it (found.py), so that short runs have no programs for tiles of long ones. A run's rank is read from the table, so
+tiles of ranks are a loop. The columns of x are split over programs, each of which leaves its part of u in `parts`; the
+second kernel adds them up, always in one order. One row a run (BM 1) takes rows_kernel.py; on tensor cores its bits are
+those of tiles, of any number of rows, and those of linear_kernel.py.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _shrink_rows(  # type: ignore[no-untyped-def]
             r_ok = r < rank
             stored = r < padded(rank)
             if BM == 1:
-                one = tl.cast(first_row, tl.int64)
+                one = first_row.to(tl.int64)
                 sums = shrink_row(x + one * x_stride, down, r, r_ok, column, steps, IN, BK, PLAIN)
                 tl.store(mine + one * RANKS + r, tl.where(r_ok, sums, 0.0), mask=stored)
             else:
@@ -118,7 +118,7 @@ def shrink(  # type: ignore[no-untyped-def]
 ):
     """parts[split, member, row, r] = the sum over the columns of a split of x[row] * A[r].
 
-    Programs: (split, rank tile, row tile), member, run; RUNS not 0: (split, rank tile), member, a share of tiles.
+    Programs: (split, rank tile, row tile), member, run; RUNS not 0: (split, rank tile), member, tile of any run.
     parts: fp32 [SPLITS, members, rows, RANKS], RANKS a multiple of WIDE.
     """
     if EARLY:

@@ -32,6 +32,9 @@ SPAN, RANKS_AT_ONCE = 1024, 64
 """Columns of x whose sums are a part of u, and ranks of which all first halves of u are multiplied before their second
 ones: the same for all tiles on tensor cores and in linear_kernel.py, so that a row has the same bits in each."""
 
+FEW = 16
+"""Ranks that a tensor core multiplies at once."""
+
 LOW_ONE_ROW = LowRankTiles(
     1, 16, 4, 128, SPAN // 128, 2, 4,
     expand_bm=1, expand_br=RANKS_AT_ONCE, bn=512, chunk=512, expand_warps=4, expand_stages=1,
@@ -53,10 +56,6 @@ LOW_FEW_ROWS_PLAIN = replace(LOW_FEW_ROWS, bk=64, steps=16, bn=64, expand_br=32,
 LOW_MANY_ROWS_PLAIN = LowRankTiles(
     32, 32, 2, 32, 32, 4, 2, expand_bm=32, expand_br=32, bn=64, chunk=512, expand_warps=4, expand_stages=1
 )
-
-
-FEW = 16
-"""Ranks that a tensor core multiplies at once."""
 
 
 def low_rank_tiles(limit: int, ranks: int, itemsize: int, plain: bool, *, short: bool) -> LowRankTiles:
