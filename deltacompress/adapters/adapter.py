@@ -23,6 +23,7 @@ from deltacompress.files.hashing import blake3_file, blake3_hex
 from deltacompress.files.regular import Stamp, stamp, stat_regular, unreadable
 
 SAVE_AGAIN = "save it again with PEFT, or get it again"
+_TAKE_OUT = f"take it out of target_modules in {ADAPTER_CONFIG}"
 ANEW = ", also where an earlier version of the program did: it named adapters otherwise"
 """What follows the advice to evaluate, where a report may be of before digests were of BLAKE3s."""
 
@@ -133,7 +134,7 @@ def open_adapter(directory: Path, base_shapes: Mapping[str, Shape], *, base_name
             f"{error}{told}", where=read.weights, way_out="give the base it was trained on"
         ) from None
     except NoSuchTargetError as error:
-        way_out = f"take it out of target_modules in {ADAPTER_CONFIG}, or give the base it was trained on"
+        way_out = f"{_TAKE_OUT}, or give the base it was trained on"
         raise CheckpointError(f"{error}{told}", where=read.weights, way_out=way_out) from None
     except ValueError as error:
         way_out = MERGE if isinstance(error, NotReadError) else SAVE_AGAIN
@@ -142,11 +143,14 @@ def open_adapter(directory: Path, base_shapes: Mapping[str, Shape], *, base_name
 
 
 def check_alone(read: ReadAdapter) -> None:
-    """Make sure of what can be known without a base: what belongs together is there. Raises CheckpointError."""
+    """Make sure of what can be known without a base: what belongs together is there, as the config says. Raises
+    CheckpointError.
+    """
     try:
         check_together({name: span.info for name, span in read.tensors.items()}, read.settings)
     except ValueError as error:
-        raise CheckpointError(str(error), where=read.weights, way_out=SAVE_AGAIN) from None
+        way_out = f"{_TAKE_OUT}, or {SAVE_AGAIN}" if isinstance(error, NoSuchTargetError) else SAVE_AGAIN
+        raise CheckpointError(str(error), where=read.weights, way_out=way_out) from None
 
 
 def read_adapter(directory: Path) -> ReadAdapter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -36,21 +36,20 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
 
 
 def check_together(tensors: Tensors, settings: AdapterConfig) -> None:
-    """What can be known without a base: there is something, and of what belongs together all.
+    """What can be known without a base: there is something, of what belongs together all, and as the config says.
 
     Raises:
         ValueError: as changes_of.
     """
-    brought = _brought(tensors, settings).values()
-    needs: dict[str, Callable[[Brought, AdapterConfig], None]] = {
-        "lora": low_rank.need,
-        "boft": rotation.need,
-        "shira": sparse.need,
-    }
-    if (need := needs.get(settings.kind)) is not None:
-        for one in brought:
-            if one.matrices:
-                need(one, settings)
+    brought = [one for one in _brought(tensors, settings).values() if one.matrices]
+    _check_targets_alone([one.module for one in brought], settings)
+    for one in brought:
+        if settings.kind == "lora":
+            low_rank.alone(one, tensors, settings)
+        elif settings.kind == "boft":
+            rotation.alone(one, tensors, settings)
+        elif settings.kind == "shira":
+            sparse.need(one)
 
 
 def half_note(
@@ -105,8 +104,12 @@ def check_saved(changes: Mapping[str, Change], settings: AdapterConfig, tensors:
 
 def _brought(tensors: Tensors, settings: AdapterConfig) -> dict[str, Brought]:
     found = by_module(tensors, settings.kind)
-    if not any(one.matrices for one in found.values()):
+    there = [module for module, one in found.items() if one.matrices]
+    if not there:
         raise ValueError(f"holds no {settings.kind} matrices")
+    for module in there:
+        if (why := settings.why_none(module)) is not None:
+            raise ValueError(f"module {module} {why}")
     return found
 
 
@@ -114,8 +117,6 @@ def _change(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: M
     module = brought.module
     if not brought.roles and not any(find(f"{module}.{part}", base) for part in ("weight", "bias")):
         raise DoesNotFitError(f"module {module} is not in the base")  # of which there are copies
-    if brought.matrices and not settings.is_target(module):
-        raise ValueError(f"module {module} is not among target_modules")
     own = whole.whole(brought, tensors, settings, base)
     if brought.matrices or "rows" in brought.roles:
         tensor = weight_of(module, base)
@@ -208,6 +209,16 @@ def _check_targets(there: set[str], settings: AdapterConfig, modules: Sequence[s
             raise NoSuchTargetError(f"has no matrices for its target module {target}, and the base no such module")
         if not settings.by_expression and any(map(settings.has_matrices, meant)):
             raise ValueError(f"has no matrices for its target module {target}")
+
+
+def _check_targets_alone(there: Sequence[str], settings: AdapterConfig) -> None:
+    """The same as far as no base has to say what a name means: where nothing could leave out all of it."""
+    may_leave_out = settings.by_expression or settings.excluded or settings.saved or settings.layers is not None
+    if isinstance(settings.targets, str) or settings.kind == "rosa" or may_leave_out:  # RoSA's may be of size 0
+        return
+    for target in settings.targets:
+        if not any(is_named(module, (target,)) for module in there):
+            raise NoSuchTargetError(f"has no matrices for its target module {target}")
 
 
 def _check_tokens(found: Mapping[str, Change], settings: AdapterConfig, *, tied: bool) -> None:

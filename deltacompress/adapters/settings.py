@@ -79,16 +79,23 @@ class AdapterConfig:
 
     def is_target(self, module: str) -> bool:
         """Whether PEFT puts matrices beside this module, as far as can be told without running an expression."""
-        if is_named(module, self.excluded) or self.is_saved(module):
-            return False
+        return self.why_none(module) is None
+
+    def why_none(self, module: str) -> str | None:
+        """Why it puts none there; None: it does."""
+        if is_named(module, self.excluded):
+            return "is among exclude_modules"
+        if self.is_saved(module):
+            return "is among modules_to_save, or part of one"
         if isinstance(self.targets, str):
             every = not is_plain(self.targets) or self.targets.lower() == ALL_LINEAR
-            return every or pattern_of("^" + self.targets).fits(module)
-        if module in self.targets:
-            return True
+            named = every or pattern_of("^" + self.targets).fits(module)
+            return None if named else "is not among target_modules"
         if not is_named(module, self.targets):
-            return False
-        return self.layers is None or layer_of(module, self.lists) in self.layers
+            return "is not among target_modules"
+        every = module in self.targets or self.layers is None
+        there = every or layer_of(module, self.lists) in (self.layers or ())
+        return None if there else "is of a layer that layers_to_transform leaves out"
 
     @property
     def unread(self) -> str | None:
@@ -128,7 +135,7 @@ def _parsed(config: Mapping[str, Any], path: str) -> AdapterConfig:
     if not isinstance(told, str):
         raise CheckpointError(f"peft_type must be text, not {type(told).__name__}", where=path)
     kind = told.lower()
-    if kind not in FIELDS:
+    if kind not in FIELDS or told != told.upper():
         what, way_out = UNKNOWN_KINDS.get(kind, ("", None))
         way_out = way_out or MERGE
         raise CheckpointError(
@@ -206,11 +213,12 @@ def _boft(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     factors = given.whole(config, "boft_n_butterfly_factor", 1, path)
     if factors < 1:
         raise CheckpointError("boft_n_butterfly_factor must be at least 1", where=path)
-    return {
-        "factors": factors,
-        "block": given.whole(config, "boft_block_size", 4, path),
-        "blocks": given.whole(config, "boft_block_num", 0, path),
-    }
+    block, blocks = (given.whole(config, f"boft_block_{one}", plain, path) for one, plain in (("size", 4), ("num", 0)))
+    if block and blocks:
+        raise CheckpointError(
+            f"boft_block_size is {block} and boft_block_num {blocks}, of which PEFT takes one", where=path
+        )
+    return {"factors": factors, "block": block, "blocks": blocks}
 
 
 def _scaled(config: Mapping[str, Any], path: str, least: int = 1) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def measure(prepared: Prepared, stores: AnswerStores, reporter: Reporter) -> Mea
     reference: Scorer | None = None
     drafts: AnswerStore | None = None
     for group in _groups(prepared.subjects):
-        scorer, told = _scorer(group, prepared.job)
+        scorer, told = _scorer(group, prepared.job, reporter)
         measured.runtime = told or measured.runtime
         panel = _panel(group, scorer, told, prepared, stores, drafts, reporter)
         for subject in group:
@@ -83,7 +83,7 @@ def _groups(subjects: Sequence[Subject]) -> list[list[Subject]]:
     return [[one] for one in subjects if one.role == "finetuned"] + ([decoupled] if decoupled else []) + alone
 
 
-def _scorer(group: Sequence[Subject], job: EvaluationJob) -> tuple[Scorer, str | None]:
+def _scorer(group: Sequence[Subject], job: EvaluationJob, reporter: Reporter) -> tuple[Scorer, str | None]:
     """A scorer for a group, and how it runs if it is the decoupled runtime."""
     options: dict[str, Any] = {"device": job.device, "dtype": job.dtype}
     if group[0].role in ("finetuned", "checkpoint"):
@@ -94,7 +94,9 @@ def _scorer(group: Sequence[Subject], job: EvaluationJob) -> tuple[Scorer, str |
     decoupled = DecoupledServing.open(job.base, backend=job.backend, **options)
     for subject in group:
         if subject.is_variant:
-            decoupled.load(subject.path, subject.label, None if subject.over is None else subject.over.path)
+            over = None if subject.over is None else subject.over.path
+            for note in decoupled.load(subject.path, subject.label, over):
+                reporter.note(note)
     return Scorer(decoupled, batch_size=job.batch_size), decoupled.describe()
 
 

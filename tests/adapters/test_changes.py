@@ -160,18 +160,7 @@ NOT_THE_BASES: dict[str, tuple[dict[str, Any], Tensors, str]] = {
         boft(),
         "3 blocks of 2, by the config, are not its 8 columns",
     ),
-    "blocks of both": (BOFT | {"boft_block_num": 2}, boft(), "2 blocks of 2, by the config, are not its 8 columns"),
     "other columns": (BOFT, boft(blocks=3), r"boft_R has shape \[1, 3, 2, 2\], the base needs \[1, 4, 2, 2\]"),
-    "odd blocks": (
-        config("BOFT", boft_block_size=1, boft_n_butterfly_factor=2),
-        boft(2, 8, 1),
-        "8 blocks of 1 columns cannot be halved 1 times",
-    ),
-    "few blocks": (
-        BOFT | {"boft_n_butterfly_factor": 4},
-        boft(4),
-        "4 blocks of 2 columns cannot be halved 3 times, as 4 butterfly factors need",
-    ),
     "s": (BOFT, boft(outputs=8), r"boft_s has shape \[8, 1\], the base needs \[4, 1\]"),
     "entries": (SHIRA, shira(13), r"shape \[13\], the base and r 1 of the config need \[12\]"),
     "indices": (SHIRA, shira(12, np.zeros((12, 2), np.int32)), r"shira_indices has shape \[12, 2\]"),
@@ -200,9 +189,9 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "R alone": (BOFT, {f"{AT}{Q}.boft_R": numbers(1, 4, 2, 2)}, "boft_R and boft_s belong together"),
     "indices alone": (SHIRA, {f"{AT}{Q}.shira_indices": np.zeros((2, 12), np.int32)}, "belong together"),
     "not asked for": (LORA | {"target_modules": ["k_proj"]}, lora(), "q_proj is not among target_modules"),
-    "excluded": (LORA | {"exclude_modules": ["self_attn.q_proj"]}, lora(), "q_proj is not among target_modules"),
-    "other layer": (LORA | {"layers_to_transform": [1]}, lora(), "q_proj is not among target_modules"),
-    "saved too": (LORA | {"modules_to_save": ["self_attn"]}, lora(), "q_proj is not among target_modules"),
+    "excluded": (LORA | {"exclude_modules": ["self_attn.q_proj"]}, lora(), "q_proj is among exclude_modules"),
+    "other layer": (LORA | {"layers_to_transform": [1]}, lora(), "is of a layer that layers_to_transform leaves out"),
+    "saved too": (LORA | {"modules_to_save": ["self_attn"]}, lora(), "q_proj is among modules_to_save, or part"),
     "left out": (
         LORA | {"target_modules": ["q_proj", "k_proj"]},
         lora(),
@@ -281,10 +270,25 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
         boft(),
         "boft_block_size and boft_block_num of the config are both 0",
     ),
+    "blocks of both": (
+        BOFT | {"boft_block_num": 2},
+        boft(),
+        "boft_block_size is 2 and boft_block_num 2, of which PEFT",
+    ),
     "blocks of others": (
         config("BOFT", boft_block_size=3),
         boft(),
-        "boft_R has blocks of 2, by the config they are of 3",
+        r"boft_R has shape \[1, 4, 2, 2\], by the config it is \[1, 4, 3, 3\]",
+    ),
+    "odd blocks": (
+        config("BOFT", boft_block_size=1, boft_n_butterfly_factor=2),
+        boft(2, 8, 1),
+        "8 blocks of 1 columns cannot be halved 1 times",
+    ),
+    "few blocks": (
+        BOFT | {"boft_n_butterfly_factor": 4},
+        boft(4),
+        "4 blocks of 2 columns cannot be halved 3 times, as 4 butterfly factors need",
     ),
     "a name": (LORA | {"target_modules": "q_proj"}, lora(), "q_proj is not among target_modules"),
     "saved nothing": (LORA | {"modules_to_save": ["norm"]}, lora(), "has nothing of norm, which modules_to_save names"),
@@ -584,9 +588,23 @@ def test_an_expression_is_told(tmp_path: Path) -> None:
     [
         (LORA, {}, "holds no lora matrices"),
         (LORA, {f"{AT}{Q}.lora_A.weight": numbers(2, 8)}, "has A only; A and B belong together"),
-        (LORA, {f"{TABLE}.lora_embedding_A": numbers(2, 12)}, "has embedding A only"),
+        (
+            LORA | {"target_modules": ["embed_tokens"]},
+            {f"{TABLE}.lora_embedding_A": numbers(2, 12)},
+            "has embedding A only",
+        ),
         (config("BOFT"), {f"{AT}{Q}.boft_s": numbers(4, 1)}, "boft_R and boft_s belong together"),
         (SHIRA, {f"{AT}{Q}.shira_weight": numbers(12)}, "shira_weight and shira_indices belong together"),
+        (LORA | {"r": 3}, lora(), "A and B are of rank 2, by the config it is 3; save it again"),
+        (LORA | {"r": 3, "target_modules": ["embed_tokens"]}, embedded(12), "are of rank 2, by the config it is 3"),
+        (LORA | {"target_modules": ["k_proj"]}, lora(), "q_proj is not among target_modules"),
+        (
+            LORA | {"target_modules": ["q_proj", "k_proj"]},
+            lora(),
+            "no matrices for its target module k_proj; take it out of target_modules .*, or save it again",
+        ),
+        (BOFT | {"boft_block_size": 4}, boft(), r"boft_R has shape \[1, 4, 2, 2\], by the config it is \[1, 4, 4, 4\]"),
+        (BOFT | {"boft_n_butterfly_factor": 2}, boft(2, 3), "3 blocks of 2 columns cannot be halved 1 times"),
     ],
 )
 def test_what_belongs_together_is_known_without_a_base(
@@ -595,3 +613,17 @@ def test_what_belongs_together_is_known_without_a_base(
     with pytest.raises(CheckpointError, match=told):
         check_alone(read_adapter(write(tmp_path, settings, tensors)))
     check_alone(read_adapter(write(tmp_path / "whole", LORA, lora())))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"exclude_modules": ["k_proj"]},
+        {"exclude_modules": ".*k_proj"},
+        {"layers_to_transform": [0]},
+        {"modules_to_save": ["k_proj"]},
+    ],
+)
+def test_what_a_base_has_to_say_is_not_asked_without(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Nothing is known of where k is: all that it means may be left out."""
+    check_alone(read_adapter(write(tmp_path, LORA | {"target_modules": ["q_proj", "k_proj"]} | fields, lora())))

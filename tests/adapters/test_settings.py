@@ -249,6 +249,11 @@ def test_a_config_of_no_kind_is_refused() -> None:
         parse_settings({"r": 8, "target_modules": ["q_proj"]}, "c")
 
 
+def test_a_kind_in_small_letters_is_none_to_peft() -> None:
+    with pytest.raises(CheckpointError, match="c: peft_type 'lora'; read are LORA, BOFT"):
+        parse_settings(SHARED | {"peft_type": "lora"}, "c")
+
+
 def test_where_an_adapter_acts() -> None:
     given = {"layers_to_transform": 3, "layers_pattern": "h", "exclude_modules": ["a"], "use_dora": True}
     found = parse_settings(LORA | given | {"trainable_token_indices": [4, 2]}, "c")

@@ -66,13 +66,23 @@ def test_inspect_knows_each_kind(
     assert len(rows) == 2
 
 
+def test_inspect_refuses_what_disagrees_with_its_config(
+    adapter: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"r": config["r"] + 1}))
+    code, out, err = command("inspect", adapter)
+    assert (code, out) == (2, "")
+    assert f"by the config it is {config['r'] + 1}; save it again" in err
+
+
 def test_verify_says_what_it_compared(adapter: Path, pair: Pair, command: Callable[..., tuple[int, str, str]]) -> None:
     for base in ([], ["--base", pair.base]):
         code, out, err = command("verify", adapter, *base, "--json")
         assert (code, json.loads(out)["verified"], json.loads(out)["compared_with"]) == (0, True, None)
         assert ("shapes" in err) == bool(base)
         assert "directory has no recorded hashes: its config, names" in err
-        assert ("checked; whether its tensors belong together, --base tells" in err) == (not base)
+        assert ("checked; whether its tensors fit, --base tells" in err) == (not base)
 
 
 def test_verify_holds_it_against_a_base(

@@ -206,6 +206,17 @@ def test_another_tokenizer_beside_it_is_another_input(
         evaluate({"lora": adapter}, force=True, **own)
 
 
+def test_eval_tells_of_an_adapter_what_serving_it_tells(
+    measured: Measured, pair: Pair, task_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = shutil.copytree(measured.adapters["lora"], tmp_path / "other")
+    config = json.loads((other / "adapter_config.json").read_text())
+    (other / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "acme/else"}))
+    own = ["--base", str(pair.base), "--tasks", "colours", "--task-dir", str(task_dir), "--limit", "2"]
+    assert main(["eval", f"bot={other}", *own, "--out", str(tmp_path / "out")]) == 0
+    assert "its config calls its base 'acme/else', and this is 'base'; its shapes fit" in capsys.readouterr().err
+
+
 def test_eval_attaches_to_the_entry(
     measured: Measured, pair: Pair, task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

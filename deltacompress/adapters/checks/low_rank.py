@@ -58,6 +58,14 @@ def _agree(module: str, a: TensorInfo, b: TensorInfo, rank: int) -> None:
         raise ValueError(f"module {module}: A and B are of rank {a.shape[0]}, by the config it is {rank}")
 
 
+def alone(brought: Brought, tensors: Tensors, settings: AdapterConfig) -> None:
+    """What can be known of them without a base; raises ValueError."""
+    need(brought, settings)
+    of = "embedding " if "embedding A" in brought.roles else ""
+    a, b = (tensors[brought.roles[f"{of}{one}"]] for one in "AB")
+    _agree(brought.module, a, b, settings.rank_of(brought.module))
+
+
 def need(brought: Brought, settings: AdapterConfig) -> None:
     """Raises ValueError: A, B or the magnitude is missing, or something else is there."""
     of_embedding = any(role.startswith("embedding") for role in brought.matrices)

@@ -30,7 +30,7 @@ def scattered(brought: Brought, tensors: Tensors, settings: AdapterConfig, outpu
     return Sparse(roles["values"], count, indices=roles["indices"])
 
 
-def need(brought: Brought, _: AdapterConfig | None = None) -> None:
+def need(brought: Brought) -> None:
     """Raises ValueError: SHiRA's values or indices are missing."""
     if brought.matrices != {"values", "indices"}:
         there = ", ".join(sorted(brought.roles))

@@ -95,14 +95,16 @@ def verify(
 
 
 def _inspect_adapter(console: Console, given: str, place: Path, *, entropy: bool) -> None:
-    from deltacompress.adapters.adapter import read_adapter
+    from deltacompress.adapters.adapter import check_alone, read_adapter
     from deltacompress.adapters.summary import summarize
     from deltacompress.cli.shown import render
 
     if entropy:
         told = "is of the codes of an artifact, and this is a PEFT adapter"
         raise InputError(told, where=switch("entropy"), way_out="leave it out")
-    data = summarize(read_adapter(place)) | {"adapter": given}
+    read = read_adapter(place)
+    check_alone(read)
+    data = summarize(read) | {"adapter": given}
     if data["left_out"]:
         console.note(f"not the adapter's own, and passed over: {', '.join(data['left_out'])}")
     console.result(data, lambda: render.summary_and_rows(given, data, table="changes"))
@@ -138,11 +140,7 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
         if over is None and base is not None and (note := base_note(place, hub_origin(base)[0])) is not None:
             console.note(f"{entry or place}: {note}")
     if entry is None:
-        more = (
-            ""
-            if over is not None or base is not None
-            else f"; whether its tensors belong together, {option('base')} tells"
-        )
+        more = "" if over is not None or base is not None else f"; whether its tensors fit, {option('base')} tells"
         console.note(f"a PEFT adapter's directory has no recorded hashes: its {shapes} were checked{more}")
     data = {"adapter": entry or str(place), "base": None if base is None else str(base), "kind": told["kind"]}
     data |= {} if over is None else {"over": str(over)}

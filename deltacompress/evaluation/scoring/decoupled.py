@@ -35,9 +35,13 @@ class DecoupledServing(Serving):
         """Load the base in directory `path`; raises as Runtime.from_base."""
         return cls(Runtime.from_base(path, device=device, dtype=getattr(torch, dtype), backend=backend))
 
-    def load(self, artifact: Path, name: str, over: Path | None = None) -> None:
-        """Add a variant; over: the delta that an adapter goes over; raises as Runtime.load."""
+    def load(self, artifact: Path, name: str, over: Path | None = None) -> list[str]:
+        """Add a variant, and return what a user should know of it; over: the delta that an adapter goes over; raises
+        as Runtime.load.
+        """
+        known = len(self.runtime.notes)
         self.runtime.load(artifact, name, over=over)
+        return self.runtime.notes[known:]
 
     def describe(self) -> str:
         """One line: device, dtype, backend and why, and how deltas are applied."""
