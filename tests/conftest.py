@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -20,6 +21,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """One thread per xdist worker: each torch would take all cores otherwise. Read when torch is first imported."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def pytest_collection_finish() -> None:
+    """What is there for the whole run, each collection of garbage would look at again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
