@@ -29,6 +29,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Modules with finalizers complain of what is left at the end."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
     """The checkout."""

@@ -42,7 +42,6 @@ def check_together(tensors: Tensors, settings: AdapterConfig) -> None:
         ValueError: as changes_of.
     """
     brought = [one for one in _brought(tensors, settings).values() if one.matrices]
-    _check_targets_alone([one.module for one in brought], settings)
     for one in brought:
         if settings.kind == "lora":
             low_rank.alone(one, tensors, settings)
@@ -50,6 +49,9 @@ def check_together(tensors: Tensors, settings: AdapterConfig) -> None:
             rotation.alone(one, tensors, settings)
         elif settings.kind == "shira":
             sparse.need(one)
+        else:
+            _rosa_alone(one, tensors, settings)
+    _check_targets_alone([one.module for one in brought], settings)
 
 
 def half_note(
@@ -163,18 +165,29 @@ def _matrices_as_said(brought: Brought, tensors: Tensors, settings: AdapterConfi
 
 def _rosa(brought: Brought, tensors: Tensors, settings: AdapterConfig, outputs: int, inputs: int) -> dict[str, Any]:
     """Both parts, or the one that rank and density leave."""
-    module = brought.module
     found: dict[str, Any] = {}
-    there = brought.matrices
+    dense, others = _rosa_alone(brought, tensors, settings)
+    if dense is not None:
+        found["low_rank"] = low_rank.low_rank(dense, tensors, settings, outputs, inputs)
+    if others:
+        found["sparse"] = sparse.compressed(brought, tensors, settings, outputs, inputs)
+    return found
+
+
+def _rosa_alone(brought: Brought, tensors: Tensors, settings: AdapterConfig) -> tuple[Brought | None, bool]:
+    """Its A and B, if it has any, and whether it has values; raises ValueError: a part is missing, or not as it is said
+    to be, whatever the base.
+    """
+    module, there = brought.module, brought.matrices
     for has, part in ((settings.rank_of(module) > 0, {"A", "B"}), (settings.density_of(module) > 0, {"values"})):
         if has and not there >= part:
             raise ValueError(f"module {module} has {', '.join(sorted(there))} only, without {', '.join(sorted(part))}")
-    if there & {"A", "B"}:
-        dense = Brought(module, {role: name for role, name in brought.roles.items() if role in ("A", "B")})
-        found["low_rank"] = low_rank.low_rank(dense, tensors, settings, outputs, inputs)
-    if there - {"A", "B"}:
-        found["sparse"] = sparse.compressed(brought, tensors, settings, outputs, inputs)
-    return found
+    dense = Brought(module, {role: name for role, name in brought.roles.items() if role in ("A", "B")})
+    if dense.roles:
+        low_rank.alone(dense, tensors, settings)
+    if others := there - {"A", "B"}:
+        sparse.need_compressed(brought)
+    return dense if dense.roles else None, bool(others)
 
 
 def _called(found: Mapping[str, Change], base: Iterable[str]) -> list[str]:

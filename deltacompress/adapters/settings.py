@@ -95,7 +95,7 @@ class AdapterConfig:
             return "is not among target_modules"
         every = module in self.targets or self.layers is None
         there = every or layer_of(module, self.lists) in (self.layers or ())
-        return None if there else "is of a layer that layers_to_transform leaves out"
+        return None if there else "is left out by layers_to_transform (and layers_pattern)"
 
     @property
     def unread(self) -> str | None:
@@ -135,7 +135,9 @@ def _parsed(config: Mapping[str, Any], path: str) -> AdapterConfig:
     if not isinstance(told, str):
         raise CheckpointError(f"peft_type must be text, not {type(told).__name__}", where=path)
     kind = told.lower()
-    if kind not in FIELDS or told != told.upper():
+    if kind in FIELDS and told != told.upper():
+        raise CheckpointError(f"peft_type {told!a} is none to PEFT", where=path, way_out=f"write {told.upper()!a}")
+    if kind not in FIELDS:
         what, way_out = UNKNOWN_KINDS.get(kind, ("", None))
         way_out = way_out or MERGE
         raise CheckpointError(
@@ -214,7 +216,7 @@ def _boft(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     if factors < 1:
         raise CheckpointError("boft_n_butterfly_factor must be at least 1", where=path)
     block, blocks = (given.whole(config, f"boft_block_{one}", plain, path) for one, plain in (("size", 4), ("num", 0)))
-    if block and blocks:
+    if bool(block) == bool(blocks):
         raise CheckpointError(
             f"boft_block_size is {block} and boft_block_num {blocks}, of which PEFT takes one", where=path
         )

@@ -234,7 +234,8 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
     root = Path(path)
     if not root.is_dir():
         zoo = f"the zoo ({option('zoo')} or DELTACOMPRESS_ZOO)"
-        way_out = f"give one that `compress` published, or an adapter's, or the name of a zoo's entry and {zoo}"
+        made = "one that `compress` published (or PEFT, where adapters are taken)"
+        way_out = f"give {made}, or the name of a zoo's entry and {zoo}"
         told = (
             "is a file, where the directory of an artifact is needed" if root.exists() else "no such artifact directory"
         )

@@ -154,13 +154,8 @@ NOT_THE_BASES: dict[str, tuple[dict[str, Any], Tensors, str]] = {
         lora() | {f"{AT}model.layers.0.self_attn.k_proj.weight": numbers(5, 8)},
         r"weight has shape \[5, 8\]",
     ),
-    "blocks": (config("BOFT", boft_block_size=3), boft(block=3), "8 columns are no whole number of blocks of 3"),
-    "number of blocks": (
-        config("BOFT", boft_block_size=0, boft_block_num=3),
-        boft(),
-        "3 blocks of 2, by the config, are not its 8 columns",
-    ),
-    "other columns": (BOFT, boft(blocks=3), r"boft_R has shape \[1, 3, 2, 2\], the base needs \[1, 4, 2, 2\]"),
+    "blocks": (config("BOFT", boft_block_size=3), boft(block=3), "4 blocks of 3 are not its 8 columns"),
+    "other columns": (BOFT, boft(blocks=3), "3 blocks of 2 are not its 8 columns"),
     "s": (BOFT, boft(outputs=8), r"boft_s has shape \[8, 1\], the base needs \[4, 1\]"),
     "entries": (SHIRA, shira(13), r"shape \[13\], the base and r 1 of the config need \[12\]"),
     "indices": (SHIRA, shira(12, np.zeros((12, 2), np.int32)), r"shira_indices has shape \[12, 2\]"),
@@ -171,10 +166,14 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "block": (
         BOFT,
         boft(block=4, blocks=2),
-        r"shape \[1, 2, 4, 4\], by the config it is \[1, 2, 2, 2\]; save it again",
+        "boft_R has blocks of 4 columns, by the config blocks of 2 columns; save it again",
     ),
-    "factors": (BOFT | {"boft_n_butterfly_factor": 3}, boft(2), r"\[2, 4, 2, 2\], by the config it is \[3, 4, 2, 2\]"),
-    "flat": (BOFT, boft() | {f"{AT}{Q}.boft_R": numbers(16)}, r"boft_R has shape \[16\], by the config it is"),
+    "factors": (BOFT | {"boft_n_butterfly_factor": 3}, boft(2), "boft_R has 2 factors, by the config 3 factors"),
+    "flat": (
+        BOFT,
+        boft() | {f"{AT}{Q}.boft_R": numbers(16)},
+        r"boft_R has shape \[16\], not factors of so many square blocks",
+    ),
     "rows": (
         TOKENS,
         lora() | rows(3),
@@ -190,7 +189,7 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "indices alone": (SHIRA, {f"{AT}{Q}.shira_indices": np.zeros((2, 12), np.int32)}, "belong together"),
     "not asked for": (LORA | {"target_modules": ["k_proj"]}, lora(), "q_proj is not among target_modules"),
     "excluded": (LORA | {"exclude_modules": ["self_attn.q_proj"]}, lora(), "q_proj is among exclude_modules"),
-    "other layer": (LORA | {"layers_to_transform": [1]}, lora(), "is of a layer that layers_to_transform leaves out"),
+    "other layer": (LORA | {"layers_to_transform": [1]}, lora(), "q_proj is left out by layers_to_transform"),
     "saved too": (LORA | {"modules_to_save": ["self_attn"]}, lora(), "q_proj is among modules_to_save, or part"),
     "left out": (
         LORA | {"target_modules": ["q_proj", "k_proj"]},
@@ -268,7 +267,12 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "no block": (
         config("BOFT", boft_block_size=0),
         boft(),
-        "boft_block_size and boft_block_num of the config are both 0",
+        "boft_block_size is 0 and boft_block_num 0, of which PEFT takes one",
+    ),
+    "number of blocks": (
+        config("BOFT", boft_block_size=0, boft_block_num=3),
+        boft(),
+        "boft_R has 4 blocks, by the config 3 blocks",
     ),
     "blocks of both": (
         BOFT | {"boft_block_num": 2},
@@ -278,7 +282,7 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "blocks of others": (
         config("BOFT", boft_block_size=3),
         boft(),
-        r"boft_R has shape \[1, 4, 2, 2\], by the config it is \[1, 4, 3, 3\]",
+        "boft_R has blocks of 2 columns, by the config blocks of 3 columns",
     ),
     "odd blocks": (
         config("BOFT", boft_block_size=1, boft_n_butterfly_factor=2),
@@ -583,6 +587,10 @@ def test_an_expression_is_told(tmp_path: Path) -> None:
         assert opened(tmp_path / str(k), LORA | fields, lora()).unread_note == wanted
 
 
+def without(tensors: Tensors, end: str) -> Tensors:
+    return {name: one for name, one in tensors.items() if not name.endswith(end)}
+
+
 @pytest.mark.parametrize(
     ("settings", "tensors", "told"),
     [
@@ -597,13 +605,19 @@ def test_an_expression_is_told(tmp_path: Path) -> None:
         (SHIRA, {f"{AT}{Q}.shira_weight": numbers(12)}, "shira_weight and shira_indices belong together"),
         (LORA | {"r": 3}, lora(), "A and B are of rank 2, by the config it is 3; save it again"),
         (LORA | {"r": 3, "target_modules": ["embed_tokens"]}, embedded(12), "are of rank 2, by the config it is 3"),
+        (LORA, lora() | {f"{AT}{Q}.lora_B.weight": numbers(4, 3)}, "A is of rank 2, B of 3, by the config it is 2"),
+        (LORA | {"lora_bias": True}, lora(), "q_proj has no lora_B.bias, but lora_bias is set"),
         (LORA | {"target_modules": ["k_proj"]}, lora(), "q_proj is not among target_modules"),
         (
             LORA | {"target_modules": ["q_proj", "k_proj"]},
             lora(),
             "no matrices for its target module k_proj; take it out of target_modules .*, or save it again",
         ),
-        (BOFT | {"boft_block_size": 4}, boft(), r"boft_R has shape \[1, 4, 2, 2\], by the config it is \[1, 4, 4, 4\]"),
+        (config("BOFT", boft_block_size=0, boft_block_num=2), boft(), "boft_R has 4 blocks, by the config 2 blocks"),
+        (BOFT | {"boft_block_size": 4}, boft(), "boft_R has blocks of 2 columns, by the config blocks of 4"),
+        (ROSA, without(rosa([(0, 1)]), "B.weight"), "without A, B"),
+        (ROSA, without(rosa([(0, 1)]), "row_offs"), "values, row_offs and col_idx belong together"),
+        (ROSA, rosa([(0, 1)], rank=3), "A and B are of rank 3, by the config it is 2"),
         (BOFT | {"boft_n_butterfly_factor": 2}, boft(2, 3), "3 blocks of 2 columns cannot be halved 1 times"),
     ],
 )

@@ -250,7 +250,7 @@ def test_a_config_of_no_kind_is_refused() -> None:
 
 
 def test_a_kind_in_small_letters_is_none_to_peft() -> None:
-    with pytest.raises(CheckpointError, match="c: peft_type 'lora'; read are LORA, BOFT"):
+    with pytest.raises(CheckpointError, match="c: peft_type 'lora' is none to PEFT; write 'LORA'"):
         parse_settings(SHARED | {"peft_type": "lora"}, "c")
 
 

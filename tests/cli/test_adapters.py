@@ -66,13 +66,13 @@ def test_inspect_knows_each_kind(
     assert len(rows) == 2
 
 
-def test_inspect_refuses_what_disagrees_with_its_config(
+def test_inspect_notes_what_disagrees_with_its_config(
     adapter: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"r": config["r"] + 1}))
     code, out, err = command("inspect", adapter)
-    assert (code, out) == (2, "")
+    assert (code, "low rank" in out) == (0, True)
     assert f"by the config it is {config['r'] + 1}; save it again" in err
 
 

@@ -160,8 +160,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Tensor] | None, str]] = {
     "no prefix": (LORA, {"q_proj.lora_A.weight": tensor(1, 2, 8)}, "does not begin with base_model.model"),
     "empty": (LORA, {}, "holds no lora matrices"),
     "whole": (LORA, lora() | {f"{PATH}.weight": tensor(1, 8, 8)}, "not among modules_to_save"),
-    "blocks": (BOFT | {"boft_block_size": 3}, None, r"shape \[1, 4, 2, 2\], by the config it is \[1, 4, 3, 3\]"),
-    "factors": (BOFT | {"boft_n_butterfly_factor": 2}, boft(factors=3), r"boft_R has shape \[3, 4, 2, 2\]"),
+    "blocks": (BOFT | {"boft_block_size": 3}, None, "boft_R has blocks of 2 columns, by the config blocks of 3"),
+    "factors": (BOFT | {"boft_n_butterfly_factor": 2}, boft(factors=3), "boft_R has 3 factors, by the config 2"),
     "a number that is none": (
         LORA,
         lora() | {f"{PATH}.lora_A.weight": ("F32", (2, 8), b"\x00\x00\xc0\x7f" * 16)},

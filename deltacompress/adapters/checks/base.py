@@ -23,7 +23,7 @@ class NotReadError(ValueError):
 
 
 class NoSuchTargetError(ValueError):
-    """The config names a target that neither the file nor the base has."""
+    """The config names a target that the file has nothing for, nor the base, as far as there is one."""
 
 
 def is_table(module: str) -> bool:

@@ -19,30 +19,20 @@ def low_rank(brought: Brought, tensors: Tensors, settings: AdapterConfig, output
     Raises:
         ValueError: one is missing, or does not fit.
     """
-    module, roles = brought.module, brought.roles
-    need(brought, settings)
-    rank = settings.rank_of(module)
-    if rank < 1:
-        raise ValueError(f"module {module} has A and B, but its rank is {rank}")
-    _agree(module, tensors[roles["A"]], tensors[roles["B"]], rank)
+    module, roles, rank = brought.module, brought.roles, settings.rank_of(brought.module)
+    alone(brought, tensors, settings)
     wanted = {"A": (rank, inputs), "B": (outputs, rank), "B bias": (outputs,), "magnitude": (outputs,)}
     for role, shape in wanted.items():
         if role in roles:
             same(module, _called(role), tensors[roles[role]], shape)
-    if "B bias" in roles and not settings.biased:
-        raise ValueError(f"module {module} has a lora_B.bias, but lora_bias is not set")
-    if settings.biased and "B bias" not in roles:
-        raise ValueError(f"module {module} has no lora_B.bias, but lora_bias is set")
     scale = settings.scale_of(module)
     return LowRank(roles["A"], roles["B"], rank, scale, bias=roles.get("B bias"), magnitude=roles.get("magnitude"))
 
 
 def embedding(brought: Brought, tensors: Tensors, settings: AdapterConfig, rows: int, columns: int) -> EmbeddingLowRank:
     """A, B and magnitude of an embedding [rows, columns]; raises as `low_rank`."""
-    module, roles = brought.module, brought.roles
-    need(brought, settings)
-    rank = settings.rank_of(module)
-    _agree(module, tensors[roles["embedding A"]], tensors[roles["embedding B"]], rank)
+    module, roles, rank = brought.module, brought.roles, settings.rank_of(brought.module)
+    alone(brought, tensors, settings)
     wanted = {"embedding A": (rank, rows), "embedding B": (columns, rank), "magnitude": (columns,)}
     for role, shape in wanted.items():
         if role in roles:
@@ -52,22 +42,24 @@ def embedding(brought: Brought, tensors: Tensors, settings: AdapterConfig, rows:
     )
 
 
-def _agree(module: str, a: TensorInfo, b: TensorInfo, rank: int) -> None:
-    """Where they are of one rank, it must be that of the config: else it is not the base that they do not fit."""
-    if len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1] != rank:
-        raise ValueError(f"module {module}: A and B are of rank {a.shape[0]}, by the config it is {rank}")
-
-
 def alone(brought: Brought, tensors: Tensors, settings: AdapterConfig) -> None:
-    """What can be known of them without a base; raises ValueError."""
-    need(brought, settings)
-    of = "embedding " if "embedding A" in brought.roles else ""
-    a, b = (tensors[brought.roles[f"{of}{one}"]] for one in "AB")
-    _agree(brought.module, a, b, settings.rank_of(brought.module))
+    """What can be known of them without a base; raises ValueError: one is missing, or is not as the config says."""
+    module, roles, rank = brought.module, brought.roles, settings.rank_of(brought.module)
+    _need(brought, settings)
+    if rank < 1:
+        raise ValueError(f"module {module} has A and B, but its rank is {rank}")
+    of = "embedding " if "embedding A" in roles else ""
+    a, b = (tensors[roles[f"{of}{one}"]].shape for one in "AB")
+    if len(a) == len(b) == 2 and (a[0], b[1]) != (rank, rank):  # else it is not the base that they do not fit
+        told = f"A and B are of rank {a[0]}" if a[0] == b[1] else f"A is of rank {a[0]}, B of {b[1]}"
+        raise ValueError(f"module {module}: {told}, by the config it is {rank}")
+    if "B bias" in roles and not settings.biased:
+        raise ValueError(f"module {module} has a lora_B.bias, but lora_bias is not set")
+    if settings.biased and not of and "B bias" not in roles:
+        raise ValueError(f"module {module} has no lora_B.bias, but lora_bias is set")
 
 
-def need(brought: Brought, settings: AdapterConfig) -> None:
-    """Raises ValueError: A, B or the magnitude is missing, or something else is there."""
+def _need(brought: Brought, settings: AdapterConfig) -> None:
     of_embedding = any(role.startswith("embedding") for role in brought.matrices)
     pair = {"embedding A", "embedding B"} if of_embedding else {"A", "B"}
     there = brought.matrices

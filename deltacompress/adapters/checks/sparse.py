@@ -37,12 +37,17 @@ def need(brought: Brought) -> None:
         raise ValueError(f"module {brought.module} has {there} only; shira_weight and shira_indices belong together")
 
 
+def need_compressed(brought: Brought) -> None:
+    """Raises ValueError: RoSA's values, or what says where they are, are missing."""
+    if not brought.roles.keys() >= {"values", "row offsets", "columns"}:
+        there = ", ".join(sorted(brought.matrices))
+        raise ValueError(f"module {brought.module} has {there} only; values, row_offs and col_idx belong together")
+
+
 def compressed(brought: Brought, tensors: Tensors, settings: AdapterConfig, outputs: int, inputs: int) -> Sparse:
     """RoSA's, of a linear of this size; raises as `scattered`."""
     module, roles = brought.module, brought.roles
-    if not roles.keys() >= {"values", "row offsets", "columns"}:
-        there = ", ".join(sorted(brought.matrices))
-        raise ValueError(f"module {module} has {there} only; values, row_offs and col_idx belong together")
+    need_compressed(brought)
     density = settings.density_of(module)
     count = int(density * (outputs * inputs))
     if not count:

@@ -14,7 +14,7 @@ from deltacompress.cli.given.options import ArtifactArgument, BaseOption, Replac
 from deltacompress.cli.interrupts import nothing_begun
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.cli.zoo.options import ZooOption
-from deltacompress.errors import InputError, option, switch
+from deltacompress.errors import CheckpointError, InputError, option, switch
 
 _SPARE = ("damp_fraction", "kept", "status", "shape", "kind")
 """Columns that a narrow screen is spared."""
@@ -103,8 +103,11 @@ def _inspect_adapter(console: Console, given: str, place: Path, *, entropy: bool
         told = "is of the codes of an artifact, and this is a PEFT adapter"
         raise InputError(told, where=switch("entropy"), way_out="leave it out")
     read = read_adapter(place)
-    check_alone(read)
     data = summarize(read) | {"adapter": given}
+    try:
+        check_alone(read)
+    except CheckpointError as error:  # what is there is told all the same
+        console.note(str(error))
     if data["left_out"]:
         console.note(f"not the adapter's own, and passed over: {', '.join(data['left_out'])}")
     console.result(data, lambda: render.summary_and_rows(given, data, table="changes"))
