@@ -50,7 +50,11 @@ def check_together(tensors: Tensors, settings: AdapterConfig) -> None:
         elif settings.kind == "shira":
             sparse.need(one)
         else:
-            _rosa_alone(one, tensors, settings)
+            dense, others = _rosa_parts(one, settings)
+            if dense is not None:
+                low_rank.alone(dense, tensors, settings)
+            if others:
+                sparse.need_compressed(one)
     _check_targets_alone([one.module for one in brought], settings)
 
 
@@ -166,7 +170,7 @@ def _matrices_as_said(brought: Brought, tensors: Tensors, settings: AdapterConfi
 def _rosa(brought: Brought, tensors: Tensors, settings: AdapterConfig, outputs: int, inputs: int) -> dict[str, Any]:
     """Both parts, or the one that rank and density leave."""
     found: dict[str, Any] = {}
-    dense, others = _rosa_alone(brought, tensors, settings)
+    dense, others = _rosa_parts(brought, settings)
     if dense is not None:
         found["low_rank"] = low_rank.low_rank(dense, tensors, settings, outputs, inputs)
     if others:
@@ -174,20 +178,14 @@ def _rosa(brought: Brought, tensors: Tensors, settings: AdapterConfig, outputs: 
     return found
 
 
-def _rosa_alone(brought: Brought, tensors: Tensors, settings: AdapterConfig) -> tuple[Brought | None, bool]:
-    """Its A and B, if it has any, and whether it has values; raises ValueError: a part is missing, or not as it is said
-    to be, whatever the base.
-    """
+def _rosa_parts(brought: Brought, settings: AdapterConfig) -> tuple[Brought | None, bool]:
+    """Its A and B, if it has any, and whether it has entries; raises ValueError: a part is missing."""
     module, there = brought.module, brought.matrices
     for has, part in ((settings.rank_of(module) > 0, {"A", "B"}), (settings.density_of(module) > 0, {"values"})):
         if has and not there >= part:
             raise ValueError(f"module {module} has {', '.join(sorted(there))} only, without {', '.join(sorted(part))}")
     dense = Brought(module, {role: name for role, name in brought.roles.items() if role in ("A", "B")})
-    if dense.roles:
-        low_rank.alone(dense, tensors, settings)
-    if others := there - {"A", "B"}:
-        sparse.need_compressed(brought)
-    return dense if dense.roles else None, bool(others)
+    return dense if dense.roles else None, bool(there - {"A", "B"})
 
 
 def _called(found: Mapping[str, Change], base: Iterable[str]) -> list[str]:

@@ -93,9 +93,9 @@ class AdapterConfig:
             return None if named else "is not among target_modules"
         if not is_named(module, self.targets):
             return "is not among target_modules"
-        every = module in self.targets or self.layers is None
-        there = every or layer_of(module, self.lists) in (self.layers or ())
-        return None if there else "is left out by layers_to_transform (and layers_pattern)"
+        if module in self.targets or self.layers is None or layer_of(module, self.lists) in self.layers:
+            return None
+        return "is left out by layers_to_transform (and layers_pattern)"
 
     @property
     def unread(self) -> str | None:
