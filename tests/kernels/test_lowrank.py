@@ -267,28 +267,39 @@ def test_a_graph_is_replayed_with_other_slots(place: Place, limit: int) -> None:
 @pytest.mark.parametrize("rank", [1, 16, 17, 64, 100, 130])
 @pytest.mark.parametrize("columns", [4096, 2056, 72])
 def test_rows_and_tiles_give_the_same_bits(place: Place, dtype: torch.dtype, rank: int, columns: int) -> None:
-    """Each row with an adapter of its own, or as if others had it too."""
+    """Each row in a run of its own, alone among others, beside others in a run, in tiles of few and of many rows."""
     low = make_low(place[1], dtype, columns, (1000, 136), [rank, 1, 16, 3, rank], rank_limit=max(rank, 16))
-    x, y = activations(place, dtype, 5, columns, 1136)
+    slots, count = [0, 0, 1, 2, 2, 2, 3, 4, 4], 9
+    x, y = activations(place, dtype, count + 300, columns, 1136)
+    one, few = ([1] * count, slots), ([2, 1, 3, 1, 2], [0, 1, 2, 3, 4])
     found = []
-    for limit in (1, 8, 60):
-        found.append(y.clone())
-        segments = Segments.build(rising([1] * 5), range(5), place[1], row_limit=limit)
-        kernels_of(place).add_low_rank(x, found[-1], segments, low.tables)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[1], found[2])
+    for (rows, of), beside, limit in [(one, 0, 1), (one, 0, 8), (few, 0, 8), (few, 60, None), (few, 300, None)]:
+        segments = Segments.build(rising([*rows, beside]), [*of, 1], place[1], row_limit=limit)
+        assert adapters._are_many(segments, count + beside) == (beside == 60)
+        assert adapters._are_short(segments, count + beside) == (beside < 300)
+        found.append(y[: count + beside].clone())
+        kernels_of(place).add_low_rank(x[: count + beside], found[-1], segments, low.tables)
+    for other in found[1:]:
+        assert torch.equal(found[0], other[:count])
+    assert not torch.equal(found[0], y[:count])
 
 
 @pytest.mark.parametrize("place", PLACES[1:2])
 @pytest.mark.parametrize("rank", [1, 16, 17, 64, 100, 130])
 @pytest.mark.parametrize("columns", [2056, 72])
-def test_one_row_on_tensor_cores(place: Place, rank: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU runs for rows of 16 bits, which the interpreter would not choose."""
+@pytest.mark.parametrize(
+    ("rows", "limit"), [([1] * 5, None), ([1, 2, 1, 1, 1], 8), ([1, 17, 2, 1, 1], 40)], ids=["each", "few", "any run"]
+)
+def test_one_row_on_tensor_cores(
+    place: Place, rank: int, columns: int, rows: list[int], limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU runs for rows of 16 bits, and the interpreter would not choose: each in a run, or among longer runs."""
     monkeypatch.setattr(adapters, "interpreted", lambda: False)
     low = make_low(place[1], F16, columns, (600, 136), [rank, 3, min(rank, 20)], rank_limit=max(rank, 3))
-    segments = Segments.build(rising([1] * 5), [0, 2, -1, 1, 3], place[1])
-    x, y = activations(place, F16, 5, columns, 736)
+    segments = Segments.build(rising(rows), [0, 2, -1, 1, 3], place[1], row_limit=limit)
+    x, y = activations(place, F16, sum(rows), columns, 736)
     exact, before = low.exact(x, y, segments), y.clone()
     kernels_of(place).add_low_rank(x, y, segments, low.tables)
-    assert relative(y[[0, 1, 3]], exact[[0, 1, 3]]) <= bound(place, F16)
-    assert torch.equal(y[[2, 4]], before[[2, 4]])
+    served = torch.tensor([0, 1, -1, 1, -1]).repeat_interleave(torch.tensor(rows)) >= 0
+    assert relative(y[served], exact[served]) <= bound(place, F16)
+    assert torch.equal(y[~served], before[~served])

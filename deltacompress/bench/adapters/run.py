@@ -121,7 +121,9 @@ class _Bench:
         )
 
     def kind(self, kind: str) -> None:
-        """Adapters of one kind, `most` rows on as many; BOFT on fewer, too; LoRA of all linears on a third of them."""
+        """Adapters of one kind, `most` rows on as many, and an eighth of them on one; BOFT on fewer, too; LoRA of all
+        linears on a third of them.
+        """
         names = self._load(kind, self._most)
         if kind == "lora16":
             base = self._base(self._few)
@@ -134,6 +136,8 @@ class _Bench:
                 self._row(kind, [names[i % count] for i in range(self._most)], base)
                 count *= 2
         self._row(kind, names, base)
+        often = max(self._most // 8, 2)
+        self._row(f"{kind}, one on {often} rows", [*names[:1] * often, *names[often:]], base)
         self._unload()
 
     def mixed(self) -> None:

@@ -31,11 +31,16 @@ from deltacompress.kernels.triton.sbmm import interpreted
 
 _SHORT = 32
 """Rows of a run that tiles of few rows are for."""
+_STEP = 256
+"""Rows of a captured step that are few: a run as long as they allow is rare there."""
 
 
 def _are_many(segments: Segments, rows: int) -> bool:
-    """Whether one of many short runs may be long: where prompts join a step. Else a long one may be all there is."""
-    return _SHORT < segments.row_limit < rows < _SHORT * segments.capacity
+    """Whether one of many short runs may be long: in captured steps, and where prompts join one. Else a long one may be
+    all there is.
+    """
+    others = segments.row_limit < rows or (segments.fixed and rows <= _STEP)
+    return others and segments.row_limit > _SHORT and rows < _SHORT * segments.capacity
 
 
 def _are_short(segments: Segments, rows: int) -> bool:
@@ -82,20 +87,15 @@ TURN_PROGRAMS = 256
 """So many at least, before one takes several tiles side by side."""
 TURN_ROWS = 2048
 """So many at least, before one takes several single rows one after the other."""
-TURN_STEP = 128
-"""Rows of a captured step that are few."""
 TURN_PLAIN = {"columns": 32, "depth": 32}
 """What differs for products of fp32, on ordinary cores."""
 
 
 def rotation_tiles(segments: Segments, rows: int, plain: bool) -> _RotationTiles:
-    """For a batch of so many rows. Captured steps of few take tiles of few: a run as long as they allow is rare there,
-    and programs share its tiles.
-    """
+    """For a batch of so many rows."""
     if segments.row_limit <= 1:
         return TURN_ONE_ROW_PLAIN if plain else TURN_ONE_ROW
-    short = _are_short(segments, rows) or (segments.fixed and rows <= TURN_STEP)
-    tiles = TURN_FEW_ROWS if short else TURN_MANY_ROWS
+    tiles = TURN_FEW_ROWS if _are_short(segments, rows) else TURN_MANY_ROWS
     return replace(tiles, **TURN_PLAIN) if plain else tiles
 
 

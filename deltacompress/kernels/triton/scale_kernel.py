@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deltacompress.kernels.triton.found import held, part, run_of_tile, tiles_of_runs
+from deltacompress.kernels.triton.found import KEPT, held, part, run_of_tile, tiles_of_runs
 
 
 @triton.jit(do_not_specialize=["rows", "capacity"])  # type: ignore[untyped-decorator]
@@ -28,9 +28,9 @@ def scale(  # type: ignore[no-untyped-def]
     Programs: BN columns, a share of the row tiles, member.
     """
     member = tl.program_id(2)
-    out = tl.multiple_of(tl.load(members + member * 3 + 1).to(tl.int32), ALIGN)
+    out = tl.multiple_of(tl.load(members + member * 3 + 1, eviction_policy=KEPT).to(tl.int32), ALIGN)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    mine = y + tl.multiple_of(tl.load(members + member * 3 + 2), ALIGN)
+    mine = y + tl.multiple_of(tl.load(members + member * 3 + 2, eviction_policy=KEPT), ALIGN)
     tiles, upto, count = tiles_of_runs(offsets, rows, capacity, RUNS, BM)
     for tile in range(tl.program_id(1), count, tl.num_programs(1)):
         first, _, end, slot = run_of_tile(tile, tiles, upto, offsets, slots, rows, capacity, RUNS, BM)

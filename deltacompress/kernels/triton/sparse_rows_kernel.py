@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deltacompress.kernels.triton.found import held, part, run_of_tile, tiles_of_runs
+from deltacompress.kernels.triton.found import KEPT, held, part, run_of_tile, tiles_of_runs
 
 _AT_ONCE = tl.constexpr(32)
 
@@ -37,7 +37,7 @@ def add(  # type: ignore[no-untyped-def]
     Programs: BN columns, a share of the row tiles, member.
     """
     member = tl.program_id(2)
-    out = tl.load(members + member * 3 + 1).to(tl.int32)
+    out = tl.load(members + member * 3 + 1, eviction_policy=KEPT).to(tl.int32)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     n_ok = n < out
     tiles, upto, count = tiles_of_runs(offsets, rows, capacity, RUNS, BM)
@@ -60,7 +60,12 @@ def add(  # type: ignore[no-untyped-def]
                 both = row_ok[:, None, None] & ok[None, :, :]
                 value = tl.load(x_rows[:, None, None] + k[None, :, :], mask=both, other=0.0).to(tl.float32)
                 acc += value * weight[None, :, :]
-            to = y + tl.load(members + member * 3 + 2) + row.to(tl.int64)[:, None] * y_stride + n[None, :]
+            to = (
+                y
+                + tl.load(members + member * 3 + 2, eviction_policy=KEPT)
+                + row.to(tl.int64)[:, None] * y_stride
+                + n[None, :]
+            )
             ok = row_ok[:, None] & n_ok[None, :]
             sums = tl.load(to, mask=ok, other=0.0).to(tl.float32) + tl.sum(acc, axis=2)
             tl.store(to, sums.to(y.dtype.element_ty), mask=ok)

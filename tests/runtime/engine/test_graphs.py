@@ -255,7 +255,7 @@ def test_steps_are_captured_before_there_are_any(fleet: tuple[Path, dict[str, Pa
     shapes = {(shape.rows, shape.run, shape.variants) for shape in found.by_shape}
     base = {(rows, 1, False) for rows in (1, 2, 4, 8, 16, 32)}
     few = {(rows, run) for rows in (1, 2, 4, 8, 16, 32) for run in {1, min(8, rows), rows}}
-    sizes = (64, 192, 256, 384, 512, 640)  # of 2 to 531 tokens
+    sizes = (64, 128, 192, 256, 384, 512, 640)  # of 2 to 531 tokens
     joined = {(rows, min(rows, 128), False) for rows in sizes}
     all_of_one = {(rows, run, True) for rows in sizes for run in (min(rows, 128), rows)}
     assert shapes == base | {(rows, run, True) for rows, run in few} | joined | all_of_one

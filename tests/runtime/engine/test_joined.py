@@ -400,4 +400,4 @@ def test_steps_that_prompts_join_are_captured_before_there_are_any(
 
 
 def test_rows_beside_a_prompt_are_few_shapes() -> None:
-    assert [joined_bucket(rows) for rows in (1, 64, 65, 129, 193, 257, 600)] == [64, 64, 192, 192, 256, 384, 640]
+    assert [joined_bucket(rows) for rows in (1, 64, 65, 129, 193, 257, 600)] == [64, 64, 128, 192, 256, 384, 640]

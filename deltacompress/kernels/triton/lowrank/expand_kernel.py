@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deltacompress.kernels.triton.found import find, held, part, run_of_tile, tiles_of_runs
-from deltacompress.kernels.triton.lowrank.rows_kernel import added_up, expand_row, halves, loaded, padded
+from deltacompress.kernels.triton.found import KEPT, find, held, part, run_of_tile, tiles_of_runs
+from deltacompress.kernels.triton.lowrank.rows_kernel import added_up, expand_row, halves, loaded, padded, some_alone
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -57,22 +57,23 @@ def _expand_tiles(  # type: ignore[no-untyped-def]
 ):
     """CHUNK columns of BM rows; the first ranks, mostly all of them, are added up once for all tiles.
 
-    The loop for those has no other in it, so that it pipelines; y of a tile is loaded while the one before it is made.
+    What that does not write is loaded before it is waited for, and while the tile before is made: y and B^T.
     """
     TYPE: tl.constexpr = tl.float32 if PLAIN else up.dtype.element_ty
     each = tl.arange(0, BN)
     here = y_rows[:, None] + (column + each)[None, :]
     ahead = tl.load(here, mask=row_ok[:, None] & (column + each < out)[None, :], other=0.0)
+    weight_ahead = loaded(up, 0, rank, out, column + each, BR, "")
     if EARLY:
         tl.extra.cuda.gdc_wait()
     high, low = _summed(part_rows, row_ok, part_size, 0, rank, scale, SPLITS, BR, TYPE)
     if rank <= BR:
         for step in range(0, CHUNK, BN):
             n = column + step + each
-            sums, to = ahead, y_rows[:, None] + n[None, :]
+            sums, weight, to = ahead, weight_ahead, y_rows[:, None] + n[None, :]
             following = (step + BN < CHUNK) & (n + BN < out)
             ahead = tl.load(to + BN, mask=row_ok[:, None] & following[None, :], other=0.0)
-            weight = loaded(up, 0, rank, out, n, BR, "")
+            weight_ahead = loaded(up, 0, rank, tl.where(step + BN < CHUNK, out, 0), n + BN, BR, "")
             sums = _multiplied(sums.to(tl.float32), high, low, weight, PLAIN)
             tl.store(to, sums.to(to.dtype.element_ty), mask=row_ok[:, None] & (n < out)[None, :])
     else:
@@ -112,18 +113,18 @@ def _expand_rows(  # type: ignore[no-untyped-def]
     EARLY: tl.constexpr,
 ):
     """CHUNK columns of up to BM rows; record 0: of none."""
-    out = tl.multiple_of(tl.load(members + member * 3 + 1).to(tl.int32), ALIGN)
+    out = tl.multiple_of(tl.load(members + member * 3 + 1, eviction_policy=KEPT).to(tl.int32), ALIGN)
     if (record != 0) & (column < out):
         fields = record.to(tl.pointer_type(tl.int64))
-        rank = tl.load(fields + 2).to(tl.int32)
-        scale = tl.load(fields + 3).to(tl.int32).to(tl.float32, bitcast=True)
+        rank = tl.load(fields + 2, eviction_policy=KEPT).to(tl.int32)
+        scale = tl.load(fields + 3, eviction_policy=KEPT).to(tl.int32).to(tl.float32, bitcast=True)
         up = part(record, 1, FACTOR)
         part_size = tl.num_programs(1).to(tl.int64) * rows * RANKS
         sums_of = parts + member.to(tl.int64) * rows * RANKS
-        mine = y + tl.multiple_of(tl.load(members + member * 3 + 2), ALIGN)
-        if BM == 1:
+        mine = y + tl.multiple_of(tl.load(members + member * 3 + 2, eviction_policy=KEPT), ALIGN)
+        if (start + 1 == end) if some_alone(BM, PLAIN) else BM == 1:
             one = start.to(tl.int64)
-            n = column + tl.arange(0, BN)
+            n = column + tl.arange(0, CHUNK)
             to = mine + one * y_stride + n
             sums = tl.load(to, mask=n < out, other=0.0).to(tl.float32)
             sums = expand_row(
@@ -173,7 +174,8 @@ def expand(  # type: ignore[no-untyped-def]
     column = tl.program_id(0) // row_tiles * CHUNK
     if RUNS > 0:
         tiles, upto, count = tiles_of_runs(offsets, rows, capacity, RUNS, BM)
-        for tile in range(tl.program_id(2), count, tl.num_programs(2)):
+        tile = tl.program_id(2)
+        if tile < count:
             start, _, end, slot = run_of_tile(tile, tiles, upto, offsets, slots, rows, capacity, RUNS, BM)
             _expand_rows(
                 y, y_stride, parts, rows, start, end, held(slot, members, member, 4), members, member, column,
@@ -181,7 +183,7 @@ def expand(  # type: ignore[no-untyped-def]
             )  # fmt: skip
     else:
         run = tl.program_id(2)
-        start, end = tl.load(offsets + run), tl.load(offsets + run + 1)
+        start, end = tl.load(offsets + run, eviction_policy=KEPT), tl.load(offsets + run + 1, eviction_policy=KEPT)
         start += tl.program_id(0) % row_tiles * BM
         _expand_rows(
             y, y_stride, parts, rows, start, end, find(slots, members, run, member, start, end, 4), members, member,

@@ -17,6 +17,12 @@ WIDE = tl.constexpr(4)
 _FEW = tl.constexpr(FEW)
 
 
+@triton.constexpr_function
+def some_alone(bm, plain):  # type: ignore[no-untyped-def]
+    """Whether tiles of so many rows leave a row that is alone to the functions here, which give it the same bits."""
+    return 1 < bm <= FEW and not plain
+
+
 @triton.jit
 def padded(rank):  # type: ignore[no-untyped-def]
     """The ranks of a row of parts, with the zeros after them."""

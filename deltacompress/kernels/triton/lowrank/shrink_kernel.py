@@ -3,8 +3,8 @@
 A program is for one row tile of a run: of its own run, or, where many runs are short and a few long, of whichever run
 has it (found.py), so that short runs have no programs for tiles of long ones. A run's rank is read from the table, so
 tiles of ranks are a loop. The columns of x are split over programs, each of which leaves its part of u in `parts`; the
-second kernel adds them up, always in one order. One row a run (BM 1) takes rows_kernel.py; on tensor cores its bits are
-those of tiles, of any number of rows, and those of linear_kernel.py.
+second kernel adds them up, always in one order. One row a run (BM 1), or one alone among others in tiles of few, takes
+rows_kernel.py; on tensor cores its bits are those of tiles, of any number of rows, and those of linear_kernel.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deltacompress.kernels.triton.found import find, held, part, run_of_tile, tiles_of_runs
-from deltacompress.kernels.triton.lowrank.rows_kernel import padded, shrink_row
+from deltacompress.kernels.triton.found import KEPT, find, held, part, run_of_tile, tiles_of_runs
+from deltacompress.kernels.triton.lowrank.rows_kernel import padded, shrink_row, some_alone
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -72,7 +72,7 @@ def _shrink_rows(  # type: ignore[no-untyped-def]
     """A program's share of the parts of up to BM rows; record 0: of none."""
     if record != 0:
         split, share = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS % RANK_PROGRAMS
-        rank = tl.load(record.to(tl.pointer_type(tl.int64)) + 2).to(tl.int32)
+        rank = tl.load(record.to(tl.pointer_type(tl.int64)) + 2, eviction_policy=KEPT).to(tl.int32)
         down = part(record, 0, FACTOR)
         column = split * (BK * steps)
         mine = parts + (split * tl.num_programs(1) + member).to(tl.int64) * rows * RANKS
@@ -80,7 +80,7 @@ def _shrink_rows(  # type: ignore[no-untyped-def]
             r = first + tl.arange(0, BR)
             r_ok = r < rank
             stored = r < padded(rank)
-            if BM == 1:
+            if (first_row + 1 == end) if some_alone(BM, PLAIN) else BM == 1:
                 one = first_row.to(tl.int64)
                 sums = shrink_row(x + one * x_stride, down, r, r_ok, column, steps, IN, BK, PLAIN)
                 tl.store(mine + one * RANKS + r, tl.where(r_ok, sums, 0.0), mask=stored)
@@ -88,9 +88,9 @@ def _shrink_rows(  # type: ignore[no-untyped-def]
                 row = first_row + tl.arange(0, BM)
                 row_ok = row < end
                 at = row.to(tl.int64)
-                sums = _shrink_tile(x + at * x_stride, row_ok, down, r, r_ok, column, steps, IN, BM, BR, BK, PLAIN)
+                tile = _shrink_tile(x + at * x_stride, row_ok, down, r, r_ok, column, steps, IN, BM, BR, BK, PLAIN)
                 ok = row_ok[:, None] & stored[None, :]
-                tl.store(mine + at[:, None] * RANKS + r[None, :], tl.where(r_ok[None, :], sums, 0.0), mask=ok)
+                tl.store(mine + at[:, None] * RANKS + r[None, :], tl.where(r_ok[None, :], tile, 0.0), mask=ok)
 
 
 @triton.jit(do_not_specialize=["rows", "capacity"])  # type: ignore[untyped-decorator]
@@ -126,7 +126,8 @@ def shrink(  # type: ignore[no-untyped-def]
     member = tl.program_id(1)
     if RUNS > 0:
         tiles, upto, count = tiles_of_runs(offsets, rows, capacity, RUNS, BM)
-        for tile in range(tl.program_id(2), count, tl.num_programs(2)):
+        tile = tl.program_id(2)
+        if tile < count:
             start, _, end, slot = run_of_tile(tile, tiles, upto, offsets, slots, rows, capacity, RUNS, BM)
             _shrink_rows(
                 x, x_stride, parts, rows, start, end, held(slot, members, member, 4), member, steps,
@@ -134,7 +135,7 @@ def shrink(  # type: ignore[no-untyped-def]
             )  # fmt: skip
     else:
         run = tl.program_id(2)
-        start, end = tl.load(offsets + run), tl.load(offsets + run + 1)
+        start, end = tl.load(offsets + run, eviction_policy=KEPT), tl.load(offsets + run + 1, eviction_policy=KEPT)
         start += tl.program_id(0) // (SPLITS * RANK_PROGRAMS) * BM
         _shrink_rows(
             x, x_stride, parts, rows, start, end, find(slots, members, run, member, start, end, 4), member, steps,

@@ -45,14 +45,15 @@ LOW_ONE_ROW_PLAIN = LowRankTiles(
 )
 LOW_ONE_ROW_WIDE = replace(LOW_ONE_ROW_PLAIN, bk=512)  # factors of four bytes
 LOW_FEW_ROWS = LowRankTiles(
-    16, 32, 2, 128, SPAN // 128, 4, 4,
-    expand_bm=16, expand_br=RANKS_AT_ONCE, bn=128, chunk=256, expand_warps=4, expand_stages=1,
+    16, 16, 1, 128, SPAN // 128, 2, 6,
+    expand_bm=16, expand_br=FEW, bn=128, chunk=256, expand_warps=4, expand_stages=1,
 )  # fmt: skip
+LOW_FEW_ROWS_DEEP = replace(LOW_FEW_ROWS, br=32, rank_programs=2, expand_br=RANKS_AT_ONCE)
 LOW_MANY_ROWS = LowRankTiles(
     64, 64, 1, 128, SPAN // 128, 4, 3,
     expand_bm=64, expand_br=RANKS_AT_ONCE, bn=128, chunk=512, expand_warps=4, expand_stages=2,
 )  # fmt: skip
-LOW_FEW_ROWS_PLAIN = replace(LOW_FEW_ROWS, bk=64, steps=16, bn=64, expand_br=32, stages=2)
+LOW_FEW_ROWS_PLAIN = replace(LOW_FEW_ROWS_DEEP, bk=64, steps=16, bn=64, expand_br=32, warps=4, stages=2)
 LOW_MANY_ROWS_PLAIN = LowRankTiles(
     32, 32, 2, 32, 32, 4, 2, expand_bm=32, expand_br=32, bn=64, chunk=512, expand_warps=4, expand_stages=1
 )
@@ -64,6 +65,8 @@ def low_rank_tiles(limit: int, ranks: int, itemsize: int, plain: bool, *, short:
         return LOW_ONE_ROW_WIDE if itemsize == 4 else LOW_ONE_ROW_PLAIN
     if limit == 1:
         return LOW_ONE_ROW if ranks <= FEW else LOW_ONE_ROW_DEEP
+    if short and plain:
+        return LOW_FEW_ROWS_PLAIN
     if short:
-        return LOW_FEW_ROWS_PLAIN if plain else LOW_FEW_ROWS
+        return LOW_FEW_ROWS if ranks <= FEW else LOW_FEW_ROWS_DEEP
     return LOW_MANY_ROWS_PLAIN if plain else LOW_MANY_ROWS

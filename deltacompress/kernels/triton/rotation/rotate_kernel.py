@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deltacompress.kernels.triton.found import run_of_tile, tiles_of_runs
+from deltacompress.kernels.triton.found import KEPT, run_of_tile, tiles_of_runs
 from deltacompress.kernels.triton.rotation.row_kernel import column_of, turned_row, whole
 
 
@@ -143,10 +143,11 @@ def _turned_rows(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _found(record, ok, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The fields of a slot (kernels/adapters/rotate); not ok: those of one that has none."""
-    address = tl.multiple_of(tl.load(record, mask=ok, other=0), 16)
-    size, stride = tl.load(record + 1, mask=ok, other=0), tl.load(record + 2, mask=ok, other=0)
-    blocks = tl.multiple_of(address.to(tl.pointer_type(BLOCK)), 16)
-    return blocks, size.to(tl.int32), stride.to(tl.int32), tl.load(record + 3, mask=ok, other=0).to(tl.int32)
+    address = tl.multiple_of(tl.load(record, mask=ok, other=0, eviction_policy=KEPT), 16)
+    size = tl.load(record + 1, mask=ok, other=0, eviction_policy=KEPT).to(tl.int32)
+    stride = tl.load(record + 2, mask=ok, other=0, eviction_policy=KEPT).to(tl.int32)
+    chunk = tl.load(record + 3, mask=ok, other=0, eviction_policy=KEPT).to(tl.int32)
+    return tl.multiple_of(address.to(tl.pointer_type(BLOCK)), 16), size, stride, chunk
 
 
 @triton.jit(do_not_specialize=["rows", "capacity", "wide"])  # type: ignore[untyped-decorator]
@@ -176,7 +177,7 @@ def rotate(  # type: ignore[no-untyped-def]
     Programs: `wide` times COLUMNS columns, a share of the row tiles, member.
     """
     member = tl.program_id(2).to(tl.int64)
-    records = tl.load(members + member * 3).to(tl.pointer_type(tl.int64))
+    records = tl.load(members + member * 3, eviction_policy=KEPT).to(tl.pointer_type(tl.int64))
     tiles, upto, count = tiles_of_runs(offsets, rows, capacity, RUNS, BM)
     column = tl.program_id(0) * wide * COLUMNS
     across = tl.minimum(wide, tl.cdiv(FEATURES - column, COLUMNS))

@@ -118,6 +118,8 @@ def turned_row(  # type: ignore[no-untyped-def]
             _plain_row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 1, 1)
         else:
             _plain_row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 4, 8)
+    elif (size % 8 == 0) & (chunk % 8 == 0):
+        _row_on_cores(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 8)
     elif (size % 4 == 0) & (chunk % 4 == 0):
         _row_on_cores(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 4)
     else:

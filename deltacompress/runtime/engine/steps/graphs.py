@@ -45,13 +45,9 @@ def bucket(rows: int) -> int:
 
 
 def joined_bucket(rows: int) -> int:
-    """The same where some of them are of prompts, which are captured besides: 64, 192, 256, and from there on by 128.
-
-    Not 128: kernels of adapters would take all rows for those of one variant, of which so many are captured for.
-    """
-    if rows <= 64:
-        return 64
-    return max(-(-rows // 64) * 64, 192) if rows <= 256 else -(-rows // 128) * 128
+    """The same where some of them are of prompts, which are captured besides: by 64 up to 256, then by 128."""
+    step = 64 if rows <= 256 else 128
+    return -(-rows // step) * step
 
 
 def run_limit(rows: int, most: int) -> int:
