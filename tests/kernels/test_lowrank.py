@@ -293,7 +293,7 @@ def test_rows_and_tiles_give_the_same_bits(place: Place, dtype: torch.dtype, ran
 def test_one_row_on_tensor_cores(
     place: Place, rank: int, columns: int, rows: list[int], limit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a GPU runs for rows of 16 bits, and the interpreter would not choose: each in a run, or among longer runs."""
+    """What a GPU runs for rows of 16 bits, and the interpreter would not: each row a run, or some among longer ones."""
     monkeypatch.setattr(adapters, "interpreted", lambda: False)
     low = make_low(place[1], F16, columns, (600, 136), [rank, 3, min(rank, 20)], rank_limit=max(rank, 3))
     segments = Segments.build(rising(rows), [0, 2, -1, 1, 3], place[1], row_limit=limit)

@@ -171,7 +171,7 @@ def test_captured_steps_of_few_rows_take_tiles_of_few() -> None:
     assert adapters.rotation_tiles(step, 256, plain=False) is few
     longer = Segments.build([0, 257], [0], "cpu", capacity=258, row_limit=257)
     assert adapters.rotation_tiles(longer, 257, plain=False) is many
-    assert adapters.rotation_tiles(Segments.build([0, 96], [0], "cpu"), 96, plain=False) is many
+    assert adapters.rotation_tiles(Segments.build([0, 96], [0], "cpu", capacity=8), 96, plain=False) is many
     one = Segments.build([0, 1, 2], [0, 1], "cpu", row_limit=1)
     assert adapters.rotation_tiles(one, 96, plain=False) is adapters.TURN_ONE_ROW
 

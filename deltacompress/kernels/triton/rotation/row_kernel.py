@@ -109,7 +109,7 @@ def turned_row(  # type: ignore[no-untyped-def]
     DEPTH: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
-    """COLUMNS columns of one row, as its blocks are; size 0: it has none."""
+    """COLUMNS columns of one row, as its blocks are, whose size `chunk` divides; size 0: it has none."""
     if size == 0:
         n = column + tl.arange(0, COLUMNS)
         tl.store(out_row + n, tl.load(x_row + n, mask=n < FEATURES), mask=n < FEATURES)
@@ -118,9 +118,9 @@ def turned_row(  # type: ignore[no-untyped-def]
             _plain_row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 1, 1)
         else:
             _plain_row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 4, 8)
-    elif (size % 8 == 0) & (chunk % 8 == 0):
+    elif chunk % 8 == 0:
         _row_on_cores(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 8)
-    elif (size % 4 == 0) & (chunk % 4 == 0):
+    elif chunk % 4 == 0:
         _row_on_cores(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 4)
     else:
         for part in range(0, COLUMNS, 16):  # as tiles have it
