@@ -28,8 +28,8 @@ def test_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
         ("base alone", 0, 5),
         ("boft", 2, 5),
         ("boft", 4, 5),
-        ("boft", 5, 5),
         ("boft, one on 2 rows", 4, 5),
+        ("boft", 5, 5),
         ("base alone", 0, 5),
         ("lora16 of a mixed batch", 1, 5),
         ("boft of a mixed batch", 1, 5),
@@ -68,18 +68,18 @@ def test_the_figures_of_known_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         ("lora16, one adapter", 1, 3, 3, 1.5),
         ("lora16", 3, 3, 5, 2.5),
         ("base alone", 0, 9, 2, 1),
-        ("lora16", 9, 9, 11, 5.5),
         ("lora16, one on 2 rows", 8, 9, 10, 5),
+        ("lora16", 9, 9, 11, 5.5),
         ("base alone", 0, 9, 2, 1),
         ("boft", 2, 9, 4, 2),
         ("boft", 4, 9, 6, 3),
         ("boft", 8, 9, 10, 5),
-        ("boft", 9, 9, 11, 5.5),
         ("boft, one on 2 rows", 8, 9, 10, 5),
+        ("boft", 9, 9, 11, 5.5),
     ]
     assert [row["served_ms"] for row in found["rows"]] == [2 * ms for *_, ms, _ in told]
-    assert sorted(asked[-1].count(name) for name in set(asked[-1])) == [1] * 7 + [2]
-    assert sorted(asked[-2].count(name) for name in set(asked[-2])) == [1] * 9
+    assert sorted(asked[-1].count(name) for name in set(asked[-1])) == [1] * 9
+    assert sorted(asked[-2].count(name) for name in set(asked[-2])) == [1] * 7 + [2]
     assert sorted(asked[-4].count(name) for name in set(asked[-4])) == [2, 2, 2, 3]
     for row in found["loads"]:
         assert row["bytes"] == _own_bytes(row["kind"])

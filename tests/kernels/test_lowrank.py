@@ -5,6 +5,8 @@ Without a GPU the kernels run under Triton's interpreter, in a process of their 
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import tolerances
 import torch
@@ -73,6 +75,35 @@ def test_tiles_of_any_run_are_all_made(place: Place, monkeypatch: pytest.MonkeyP
     exact = low.exact(x, y, segments)
     kernels_of(place).add_low_rank(x, y, segments, low.tables)
     assert relative(y, exact) <= bound(place, F32)
+
+
+@pytest.mark.parametrize("place", PLACES[1:])
+@pytest.mark.parametrize("rank", [16, 40])
+def test_a_step_of_few_rows_takes_any_runs(place: Place, rank: int) -> None:
+    """As long as all of them, or a row each; those after the last run are nobody's."""
+    low = make_low(place[1], F32, 72, (40, 24), [rank, 3, 0, 7], rank_limit=rank)
+    segments = Segments.build([0, 60], [0], place[1], capacity=60, row_limit=60)
+    assert adapters._are_many(segments, 60)
+    x, y = activations(place, F32, 60, 72, 64)
+    each = [run % 5 - 1 for run in range(60)]
+    for rows, slots in [([60], [0]), ([41, 1, 1, 17], [0, 1, -1, 3]), ([1] * 60, each), ([33, 1], [3, 0]), ([], [])]:
+        segments.update(rising(rows), slots)
+        found = y.clone()
+        kernels_of(place).add_low_rank(x, found, segments, low.tables)
+        assert relative(found, low.exact(x, y, segments)) <= bound(place, F32)
+    assert torch.equal(found, y)
+
+
+def test_there_is_a_program_for_each_tile() -> None:
+    """Of runs of any lengths, some empty, and of rows after the last, which come as one run more."""
+    drawing = random.Random(1)
+    for _ in range(3000):
+        runs = [drawing.choice((0, 1, 1, 2, 15, 16, 17, 40)) for _ in range(drawing.randint(0, 9))]
+        capacity, rows = max(len(runs) + drawing.randint(0, 2), 1), sum(runs) + drawing.choice((0, 0, 1, 33))
+        segments = Segments.build(rising(runs), [0] * len(runs), "cpu", capacity=capacity)
+        for bm in (1, 16, 32, 64):
+            tiles = sum(-(-count // bm) for count in [*runs, rows - sum(runs)])
+            assert adapters._shares(segments, rows, bm) >= tiles
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -298,6 +329,7 @@ def test_one_row_on_tensor_cores(
     low = make_low(place[1], F16, columns, (600, 136), [rank, 3, min(rank, 20)], rank_limit=max(rank, 3))
     segments = Segments.build(rising(rows), [0, 2, -1, 1, 3], place[1], row_limit=limit)
     x, y = activations(place, F16, sum(rows), columns, 736)
+    assert adapters._are_many(segments, len(x)) == (limit == 40)
     exact, before = low.exact(x, y, segments), y.clone()
     kernels_of(place).add_low_rank(x, y, segments, low.tables)
     served = torch.tensor([0, 1, -1, 1, -1]).repeat_interleave(torch.tensor(rows)) >= 0

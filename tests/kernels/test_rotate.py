@@ -171,6 +171,9 @@ def test_captured_steps_of_few_rows_take_tiles_of_few() -> None:
     assert adapters.rotation_tiles(step, 256, plain=False) is few
     longer = Segments.build([0, 257], [0], "cpu", capacity=258, row_limit=257)
     assert adapters.rotation_tiles(longer, 257, plain=False) is many
+    piece, long_piece = (Segments.build([0, rows], [0], "cpu", row_limit=rows) for rows in (128, 129))
+    assert adapters.rotation_tiles(piece, 128, plain=False) is few
+    assert adapters.rotation_tiles(long_piece, 129, plain=False) is many
     assert adapters.rotation_tiles(Segments.build([0, 96], [0], "cpu", capacity=8), 96, plain=False) is many
     one = Segments.build([0, 1, 2], [0, 1], "cpu", row_limit=1)
     assert adapters.rotation_tiles(one, 96, plain=False) is adapters.TURN_ONE_ROW

@@ -135,9 +135,9 @@ class _Bench:
             while count < self._most:
                 self._row(kind, [names[i % count] for i in range(self._most)], base)
                 count *= 2
+        if (often := max(self._most // 8, 2)) < self._most:
+            self._row(f"{kind}, one on {often} rows", [*names[:1] * often, *names[often:]], base)
         self._row(kind, names, base)
-        often = max(self._most // 8, 2)
-        self._row(f"{kind}, one on {often} rows", [*names[:1] * often, *names[often:]], base)
         self._unload()
 
     def mixed(self) -> None:

@@ -26,13 +26,13 @@ from deltacompress.kernels.adapters.sparse_rows import SparseRowsTable, dense
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.triton.dtypes import triton_type
 from deltacompress.kernels.triton.lowrank.linear import LowRankLinear
-from deltacompress.kernels.triton.lowrank.tiles import low_rank_tiles
+from deltacompress.kernels.triton.lowrank.tiles import FEW, low_rank_tiles
 from deltacompress.kernels.triton.sbmm import interpreted
 
 _SHORT = 32
 """Rows of a run that tiles of few rows are for."""
 _STEP = 256
-"""Rows of a captured step that are few: a run as long as they allow is rare there."""
+"""Rows of a captured step of many runs that are few: one as long as they allow is rare there."""
 
 
 def _are_many(segments: Segments, rows: int) -> bool:
@@ -49,7 +49,10 @@ def _are_short(segments: Segments, rows: int) -> bool:
 
 
 def _shares(segments: Segments, rows: int, bm: int, most: int | None = None) -> int:
-    """Programs that share the row tiles of all runs (found.py): no more than so many rows can need, nor than `most`."""
+    """Programs that share the row tiles of all runs (found.py): no more than so many rows can need, nor than `most`.
+
+    Without `most` there is one for each tile, whatever the runs are: low rank counts on it.
+    """
     needed = max(min(-(-rows // bm) + (segments.capacity + 1 if bm > 1 else 0), rows), 1)
     most = min(most or needed, needed)
     return -(-needed // -(-needed // most)) if bm == 1 else most  # of single rows as many for each
@@ -87,15 +90,18 @@ TURN_PROGRAMS = 256
 """So many at least, before one takes several tiles side by side."""
 TURN_ROWS = 2048
 """So many at least, before one takes several single rows one after the other."""
+TURN_STEP = 128
+"""Rows of any captured forward that are few."""
 TURN_PLAIN = {"columns": 32, "depth": 32}
 """What differs for products of fp32, on ordinary cores."""
 
 
 def rotation_tiles(segments: Segments, rows: int, plain: bool) -> _RotationTiles:
-    """For a batch of so many rows."""
+    """For a batch of so many rows. Captured forwards of few take tiles of few, which programs share."""
     if segments.row_limit <= 1:
         return TURN_ONE_ROW_PLAIN if plain else TURN_ONE_ROW
-    tiles = TURN_FEW_ROWS if _are_short(segments, rows) else TURN_MANY_ROWS
+    short = _are_short(segments, rows) or (segments.fixed and rows <= TURN_STEP)
+    tiles = TURN_FEW_ROWS if short else TURN_MANY_ROWS
     return replace(tiles, **TURN_PLAIN) if plain else tiles
 
 
@@ -140,7 +146,7 @@ class TritonAdapters(AdapterKernels):
         runs = (segments.offsets, segments.slots, capacity, self._described(tables))
         common: dict[str, Any] = {
             "RANKS": ranks, "SPLITS": splits, "FACTOR": triton_type(first.dtype), "PLAIN": plain, "EARLY": early,
-            "RUNS": _runs(capacity) if shared else 0,
+            "RUNS": _runs(capacity) if shared else 0, "ALONE": 1 < tiles.bm <= FEW and not plain,
         }  # fmt: skip
         across, depth = (1, _shares(segments, rows, tiles.bm)) if shared else (-(-limit // tiles.bm), capacity)
         shrink[across * rank_programs * splits, count, depth](

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from deltacompress.kernels.triton.found import KEPT, find, held, part, run_of_tile, tiles_of_runs
-from deltacompress.kernels.triton.lowrank.rows_kernel import added_up, expand_row, halves, loaded, padded, some_alone
+from deltacompress.kernels.triton.lowrank.rows_kernel import added_up, expand_row, halves, loaded, padded
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -57,7 +57,8 @@ def _expand_tiles(  # type: ignore[no-untyped-def]
 ):
     """CHUNK columns of BM rows; the first ranks, mostly all of them, are added up once for all tiles.
 
-    What that does not write is loaded before it is waited for, and while the tile before is made: y and B^T.
+    y and B^T, which the first kernel does not write, are loaded before that is waited for, and while the tile before is
+    made.
     """
     TYPE: tl.constexpr = tl.float32 if PLAIN else up.dtype.element_ty
     each = tl.arange(0, BN)
@@ -109,6 +110,7 @@ def _expand_rows(  # type: ignore[no-untyped-def]
     BR: tl.constexpr,
     BN: tl.constexpr,
     CHUNK: tl.constexpr,
+    ALONE: tl.constexpr,
     PLAIN: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -122,7 +124,7 @@ def _expand_rows(  # type: ignore[no-untyped-def]
         part_size = tl.num_programs(1).to(tl.int64) * rows * RANKS
         sums_of = parts + member.to(tl.int64) * rows * RANKS
         mine = y + tl.multiple_of(tl.load(members + member * 3 + 2, eviction_policy=KEPT), ALIGN)
-        if (start + 1 == end) if some_alone(BM, PLAIN) else BM == 1:
+        if (start + 1 == end) if ALONE else BM == 1:
             one = start.to(tl.int64)
             n = column + tl.arange(0, CHUNK)
             to = mine + one * y_stride + n
@@ -162,6 +164,7 @@ def expand(  # type: ignore[no-untyped-def]
     BN: tl.constexpr,
     CHUNK: tl.constexpr,
     RUNS: tl.constexpr,
+    ALONE: tl.constexpr,
     PLAIN: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -179,7 +182,7 @@ def expand(  # type: ignore[no-untyped-def]
             start, _, end, slot = run_of_tile(tile, tiles, upto, offsets, slots, rows, capacity, RUNS, BM)
             _expand_rows(
                 y, y_stride, parts, rows, start, end, held(slot, members, member, 4), members, member, column,
-                ALIGN, RANKS, SPLITS, FACTOR, BM, BR, BN, CHUNK, PLAIN, EARLY,
+                ALIGN, RANKS, SPLITS, FACTOR, BM, BR, BN, CHUNK, ALONE, PLAIN, EARLY,
             )  # fmt: skip
     else:
         run = tl.program_id(2)
@@ -187,7 +190,7 @@ def expand(  # type: ignore[no-untyped-def]
         start += tl.program_id(0) % row_tiles * BM
         _expand_rows(
             y, y_stride, parts, rows, start, end, find(slots, members, run, member, start, end, 4), members, member,
-            column, ALIGN, RANKS, SPLITS, FACTOR, BM, BR, BN, CHUNK, PLAIN, EARLY,
+            column, ALIGN, RANKS, SPLITS, FACTOR, BM, BR, BN, CHUNK, ALONE, PLAIN, EARLY,
         )  # fmt: skip
     if EARLY:
         tl.extra.cuda.gdc_wait()

@@ -17,12 +17,6 @@ WIDE = tl.constexpr(4)
 _FEW = tl.constexpr(FEW)
 
 
-@triton.constexpr_function
-def some_alone(bm, plain):  # type: ignore[no-untyped-def]
-    """Whether tiles of so many rows leave a row that is alone to the functions here, which give it the same bits."""
-    return 1 < bm <= FEW and not plain
-
-
 @triton.jit
 def padded(rank):  # type: ignore[no-untyped-def]
     """The ranks of a row of parts, with the zeros after them."""
@@ -96,7 +90,7 @@ def _inner(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _added(acc, weight, u):  # type: ignore[no-untyped-def]
-    """acc [BN, 8] + B^T's columns times scale u, in two halves."""
+    """acc [N, 8] + B^T's columns times scale u, in two halves."""
     high, low = halves(u, weight.dtype)
     across = tl.trans(weight)
     return times_row(across, low, times_row(across, high, acc))
@@ -106,7 +100,7 @@ def _added(acc, weight, u):  # type: ignore[no-untyped-def]
 def _products(  # type: ignore[no-untyped-def]
     y, part_row, size, up, rank, scale, out, n, SPLITS: tl.constexpr, BR: tl.constexpr, EARLY: tl.constexpr
 ):
-    """[BN, 8]: y [BN] in each column, with the first BR ranks; their rows of B^T are loaded before u is waited for."""
+    """[N, 8]: y [N] in each column, with the first BR ranks; their rows of B^T are loaded before u is waited for."""
     weight = loaded(up, 0, rank, out, n, BR, "evict_first")
     if EARLY:
         tl.extra.cuda.gdc_wait()
@@ -130,7 +124,7 @@ def expand_row(  # type: ignore[no-untyped-def]
     PLAIN: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """y [BN] of one row, columns n, in fp32, and what is added to it.
+    """y [N] of one row, columns n, in fp32, and what is added to it.
 
     BR: as tiles have it, since the first halves of so many ranks come before their second ones. Up to 16 ranks take 16:
     the others are zeros. Programs for tables of no more (RANKS) are without the longer way.

@@ -3,8 +3,8 @@
 A program is for one row tile of a run: of its own run, or, where many runs are short and a few long, of whichever run
 has it (found.py), so that short runs have no programs for tiles of long ones. A run's rank is read from the table, so
 tiles of ranks are a loop. The columns of x are split over programs, each of which leaves its part of u in `parts`; the
-second kernel adds them up, always in one order. One row a run (BM 1), or one alone among others in tiles of few, takes
-rows_kernel.py; on tensor cores its bits are those of tiles, of any number of rows, and those of linear_kernel.py.
+second kernel adds them up, always in one order. One row a run (BM 1) takes rows_kernel.py, and (ALONE) so does one that
+has a tile to itself; on tensor cores its bits are those of tiles, of any number of rows, and those of linear_kernel.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from deltacompress.kernels.triton.found import KEPT, find, held, part, run_of_tile, tiles_of_runs
-from deltacompress.kernels.triton.lowrank.rows_kernel import padded, shrink_row, some_alone
+from deltacompress.kernels.triton.lowrank.rows_kernel import padded, shrink_row
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -67,6 +67,7 @@ def _shrink_rows(  # type: ignore[no-untyped-def]
     BM: tl.constexpr,
     BR: tl.constexpr,
     BK: tl.constexpr,
+    ALONE: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
     """A program's share of the parts of up to BM rows; record 0: of none."""
@@ -80,7 +81,7 @@ def _shrink_rows(  # type: ignore[no-untyped-def]
             r = first + tl.arange(0, BR)
             r_ok = r < rank
             stored = r < padded(rank)
-            if (first_row + 1 == end) if some_alone(BM, PLAIN) else BM == 1:
+            if (first_row + 1 == end) if ALONE else BM == 1:
                 one = first_row.to(tl.int64)
                 sums = shrink_row(x + one * x_stride, down, r, r_ok, column, steps, IN, BK, PLAIN)
                 tl.store(mine + one * RANKS + r, tl.where(r_ok, sums, 0.0), mask=stored)
@@ -113,6 +114,7 @@ def shrink(  # type: ignore[no-untyped-def]
     BR: tl.constexpr,
     BK: tl.constexpr,
     RUNS: tl.constexpr,
+    ALONE: tl.constexpr,
     PLAIN: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -131,7 +133,7 @@ def shrink(  # type: ignore[no-untyped-def]
             start, _, end, slot = run_of_tile(tile, tiles, upto, offsets, slots, rows, capacity, RUNS, BM)
             _shrink_rows(
                 x, x_stride, parts, rows, start, end, held(slot, members, member, 4), member, steps,
-                IN, RANKS, SPLITS, RANK_PROGRAMS, FACTOR, BM, BR, BK, PLAIN,
+                IN, RANKS, SPLITS, RANK_PROGRAMS, FACTOR, BM, BR, BK, ALONE, PLAIN,
             )  # fmt: skip
     else:
         run = tl.program_id(2)
@@ -139,5 +141,5 @@ def shrink(  # type: ignore[no-untyped-def]
         start += tl.program_id(0) // (SPLITS * RANK_PROGRAMS) * BM
         _shrink_rows(
             x, x_stride, parts, rows, start, end, find(slots, members, run, member, start, end, 4), member, steps,
-            IN, RANKS, SPLITS, RANK_PROGRAMS, FACTOR, BM, BR, BK, PLAIN,
+            IN, RANKS, SPLITS, RANK_PROGRAMS, FACTOR, BM, BR, BK, ALONE, PLAIN,
         )  # fmt: skip

@@ -10,7 +10,8 @@ class LowRankTiles:
     """Tiles of the two launches of low rank, for runs of so many rows.
 
     bm, expand_bm: rows. br: ranks of a tile; rank_programs share those of a slot. bk, steps: columns of x of one
-    program, whose sums are parts that the second launch adds up. bn, chunk: columns of y of a tile, of a program.
+    program, whose sums are parts that the second launch adds up. bn, chunk: columns of y of a tile of several rows, of
+    a program.
     """
 
     bm: int
@@ -30,7 +31,8 @@ class LowRankTiles:
 
 SPAN, RANKS_AT_ONCE = 1024, 64
 """Columns of x whose sums are a part of u, and ranks of which all first halves of u are multiplied before their second
-ones: the same for all tiles on tensor cores and in linear_kernel.py, so that a row has the same bits in each."""
+ones: the same for all tiles on tensor cores and in linear_kernel.py, so that a row has the same bits in each. (Tiles of
+FEW ranks, for tables of no more, leave out zeros.)"""
 
 FEW = 16
 """Ranks that a tensor core multiplies at once."""
