@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from deltacompress.adapters.checks import low_rank, rotation, sparse, whole
-from deltacompress.adapters.checks.base import HEAD, DoesNotFitError, NoSuchTargetError, Shape, find, is_tied, weight_of
+from deltacompress.adapters.checks.base import (
+    HEAD,
+    DoesNotFitError,
+    NoSuchTargetError,
+    Shape,
+    embedding_of,
+    find,
+    is_tied,
+    weight_of,
+)
 from deltacompress.adapters.patterns import is_named
 from deltacompress.adapters.records import Change, Whole
 from deltacompress.adapters.settings import AdapterConfig
@@ -58,14 +67,14 @@ def check_together(tensors: Tensors, settings: AdapterConfig) -> None:
     _check_targets_alone([one.module for one in brought], settings)
 
 
-def half_note(
-    changes: Mapping[str, Change], settings: AdapterConfig, modules: Collection[str], biased: Collection[str]
-) -> str | None:
-    """What to tell of a file that has nothing for some of what its config means; None: it has all.
+def half_note(changes: Mapping[str, Change], settings: AdapterConfig, base: Mapping[str, Shape]) -> str | None:
+    """What to tell of a file that has nothing for some of what its config means; None: it has all. base: as changes_of.
 
-    modules: of the model, that can have matrices; biased: those that have a bias. Which modules an expression means is
-    not known.
+    Which modules an expression means is not known.
     """
+    matrices = [name for name, shape in base.items() if name.endswith(".weight") and len(shape) == 2]
+    modules = [*_called(changes, matrices), *([HEAD] if is_tied(base) else [])]
+    biased = _called(changes, [name for name in base if name.endswith(".bias")])
     named, told = not isinstance(settings.targets, str), list[str]()
     if named:
         there = {name for name, one in changes.items() if any((one.low_rank, one.embedding, one.rotation, one.sparse))}
@@ -78,6 +87,20 @@ def half_note(
         end = "they keep those that they have without it"
         told += _lacking(meant, there, "no bias for {} modules whose biases were trained", end, settings)
     return "; ".join(told) or None
+
+
+def head_note(changes: Mapping[str, Change], base: Mapping[str, Shape]) -> str | None:
+    """What to tell of a head that has grown beyond its embedding; None: it has not. base: as changes_of.
+
+    Whether the model ties one that is stored beside it to that, no shape says.
+    """
+    head, table = changes.get(HEAD), embedding_of(base)
+    if head is None or table is None or is_tied(base):
+        return None
+    rows = next((one.shape[0] for one in changes.values() if one.tensor == table), base[table][0])
+    if head.shape[0] <= rows:
+        return None
+    return f"its head has {head.shape[0]} rows, its embedding {rows}: it is served where the model ties the two only"
 
 
 def _lacking(meant: Sequence[str], there: set[str], what: str, end: str, settings: AdapterConfig) -> list[str]:

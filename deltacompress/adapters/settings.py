@@ -181,6 +181,8 @@ def _lora(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     }
     if found["rank"] < 1:
         raise CheckpointError("r must be at least 1", where=path)
+    if given.names(config, "layers_pattern", path) and config.get("layers_to_transform") is None:
+        raise CheckpointError("layers_pattern is set and layers_to_transform is not, which PEFT refuses", where=path)
     if found["biased"] and found["dora"]:
         raise CheckpointError("lora_bias and use_dora are set, which PEFT does not take together", where=path)
     return found

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from deltacompress.errors import BackendError
+from deltacompress.errors import BackendError, option
 from deltacompress.kernels.backend import Backend
 from deltacompress.kernels.cuda.sbmm import CudaBackend
 from deltacompress.kernels.cuda.sbmm import missing as cuda_missing
@@ -35,7 +35,8 @@ def get_backend(name: str, device: torch.device | str, **options: Any) -> Backen
     if name not in NAMES:
         raise BackendError(f"unknown kernel backend {name!r}: choose auto, {', '.join(NAMES)}")
     if reason := _missing(name, device):
-        raise BackendError(f"the {name} backend cannot run here: {reason}")
+        way_out = f"leave {option('backend')} at auto, or take the reference backend"
+        raise BackendError(f"the {name} backend cannot run here: {reason}", way_out=way_out)
     return _make(name, device, "asked for", options)
 
 

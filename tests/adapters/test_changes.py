@@ -106,10 +106,18 @@ def test_what_is_trained_whole(tmp_path: Path) -> None:
     assert norm.modules == 1
     saved = LORA | {"modules_to_save": ["lm_head"]}
     copies = {f"{HEAD}.{one}weight": numbers(15, 8) for one in ("", "modules_to_save.", "original_module.")}
-    head = opened(tmp_path, saved, lora() | copies).changes["lm_head"]
+    grown = {f"{TABLE}.weight": numbers(15, 8)}
+    head = opened(tmp_path, saved, lora() | copies | grown).changes["lm_head"]
     assert (head.whole, head.shape) == (Whole(f"{HEAD}.weight"), (15, 8))
+    short = {f"{TABLE}.weight": numbers(14, 8)}
+    for more, rows in (({}, 12), (short, 14)):
+        told = f"its head has 15 rows, its embedding {rows}: it is served where the model ties the two only"
+        assert opened(tmp_path, saved, lora() | copies | more).notes == (told,)
+    assert opened(tmp_path, saved, lora() | copies | grown).notes == ()
+    assert opened(tmp_path, LORA, lora() | grown).notes == ()
     tied = {name: shape for name, shape in BASE.items() if name != "lm_head.weight"}
-    assert opened(tmp_path, saved, lora() | copies, tied).changes["lm_head"].tensor == "model.embed_tokens.weight"
+    as_embedding = opened(tmp_path, saved, lora() | copies, tied)
+    assert (as_embedding.changes["lm_head"].tensor, as_embedding.notes) == ("model.embed_tokens.weight", ())
     wide = embedded(15) | {f"{TABLE}.base_layer.weight": numbers(15, 8)}
     assert (
         opened(tmp_path, LORA | {"target_modules": ["embed_tokens"]}, wide).changes["model.embed_tokens"].inputs == 15
@@ -303,12 +311,12 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
 def test_half_a_file_is_told(tmp_path: Path) -> None:
     """Two layers have q; nothing is told of targets by expression, nor of what the config leaves out."""
     second = "model.layers.1.self_attn.q_proj"
-    base, modules = BASE | {f"{second}.weight": (4, 8), f"{second}.bias": (4,)}, [Q, second, "lm_head"]
-    biased = [Q, second, "model.norm"]
+    base = BASE | {f"{second}.weight": (4, 8), f"{second}.bias": (4,), "model.norm.bias": (8,)}
 
     def note(name: str, settings: dict[str, Any], tensors: Tensors) -> str | None:
         found = opened(tmp_path / name, settings, tensors, base)
-        return half_note(found.changes, found.settings, modules, biased)
+        assert all(one in found.notes for one in [half_note(found.changes, found.settings, base)] if one is not None)
+        return half_note(found.changes, found.settings, base)
 
     told = f"nothing for 1 of 2 modules that its config names ({second} first): they are served as they are without it"
     assert (note("half", LORA, lora()) or "").endswith(told)
@@ -326,15 +334,13 @@ def test_half_a_file_is_told(tmp_path: Path) -> None:
         assert note(str(k), LORA | one, lora()) is None
     empty = {"peft_type": "ROSA", "rank_pattern": {second: 0}, "density_pattern": {second: 0}}
     assert (
-        half_note({Q: opened(tmp_path / "e", LORA, lora()).changes[Q]}, parse_settings(LORA | empty, "c"), modules, [])
-        is None
+        half_note({Q: opened(tmp_path / "e", LORA, lora()).changes[Q]}, parse_settings(LORA | empty, "c"), base) is None
     )
 
     def biases(*of: str) -> Tensors:
         each = (f"{AT}{one}.base_layer.bias" if one in (Q, second) else f"{AT}{one}.bias" for one in of)
         return lora() | lora(second) | {name: numbers(8 if "norm" in name else 4) for name in each}
 
-    base |= {"model.norm.bias": (8,)}
     told = "its file has no bias for {} of {} modules whose biases were trained ({} first): "
     told += "they keep those that they have without it"
     cases: list[tuple[str, str, list[str], str | None]] = [
@@ -513,7 +519,7 @@ def test_a_target_that_is_saved_whole_has_no_matrices(tmp_path: Path) -> None:
     both = LORA | {"target_modules": ["q_proj", "lm_head"]}
     file = lora() | {f"{HEAD}.weight": numbers(12, 8)}
     found = opened(tmp_path / "a", both | {"modules_to_save": ["lm_head"]}, file)
-    assert half_note(found.changes, found.settings, [Q, "lm_head"], []) is None
+    assert found.notes == ()
     second = "model.layers.1.self_attn.q_proj"
     with pytest.raises(CheckpointError, match="has no matrices for its target module lm_head"):
         opened(tmp_path / "b", both, file)
@@ -584,7 +590,7 @@ def test_an_expression_is_told(tmp_path: Path) -> None:
         ({}, None),
     ]
     for k, (fields, wanted) in enumerate(cases):
-        assert opened(tmp_path / str(k), LORA | fields, lora()).unread_note == wanted
+        assert opened(tmp_path / str(k), LORA | fields, lora()).notes == (() if wanted is None else (wanted,))
 
 
 def without(tensors: Tensors, end: str) -> Tensors:

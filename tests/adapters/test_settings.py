@@ -276,6 +276,7 @@ def test_where_an_adapter_acts() -> None:
         ("layers_to_transform", True, "must be numbers of layers"),
         ("layers_pattern", ["layers", r"h\d"], "must be names of lists of layers"),
         ("layers_pattern", "a.b", "must be names of lists of layers"),
+        ("layers_pattern", "layers", "is set and layers_to_transform is not, which PEFT refuses; mend it there"),
         ("exclude_modules", [1], "must be a list of module names"),
         ("trainable_token_indices", [1, 5, 1], "must list rows of the embedding, each once"),
         ("trainable_token_indices", {"wte": []}, "must list rows of 'wte', each once"),

@@ -295,6 +295,10 @@ class TestStudy:
         assert (again["rows"], again["zipf"]) == (first["rows"], first["zipf"])
         with pytest.raises(AssertionError, match="measured again"):
             run(replace(SMALL, requests=4), device="cpu", parts=parts, out=tmp_path)
+        (kept,) = (one for one in tmp_path.iterdir() if one.stat().st_size)
+        kept.write_bytes(kept.read_bytes().replace(b'"tokens_s": ', b'"tokens_s": -', 1))
+        with pytest.raises(AssertionError, match="measured again"):
+            run(SMALL, device="cpu", parts=parts, out=tmp_path)
 
     def test_points_of_all_parts(self) -> None:
         asked = Study(adapters=(4, 2, 8), at_once=(1, 3), rates=(5.0,))
@@ -359,6 +363,10 @@ class TestVerb:
             (["--adapters", "two"], "--adapters: two is no list of numbers"),
             (["--shape", "huge"], "--shape: no shape 'huge'; give one of tiny, llama-7b"),
             (["--at-once", "0"], "--at-once: names none, or one below 1"),
+            (
+                ["--at-once", "3,4", "--requests", "3"],
+                "--requests: is 3, which cannot be 4 at once; give 4 or more, or",
+            ),
             (["--rates", "-1"], "--rates: -1 requests a second"),
             (["--rates", "10,nan"], "--rates: nan requests a second"),
         ],
@@ -366,6 +374,20 @@ class TestVerb:
     def test_what_it_refuses(self, options: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["bench", "adapter-requests", "--device", "cpu", *options]) == 2
         assert told in " ".join(capsys.readouterr().err.split())
+
+    @pytest.mark.parametrize(("at_once", "requests"), [("3,40", 40), ("3", TINY.requests)])
+    def test_there_are_as_many_requests_as_run_at_once(
+        self, at_once: str, requests: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+
+        def enough(study: Study, **_: Any) -> None:
+            asked.append(study.requests)
+            raise InputError("enough")
+
+        monkeypatch.setattr(study, "run", enough)
+        assert main(["bench", "adapter-requests", "--device", "cpu", "--at-once", at_once]) == 2
+        assert asked == [requests]
 
     def test_the_parts_are_those_of_the_study(self) -> None:
         assert bench_adapters.PARTS == study.PARTS

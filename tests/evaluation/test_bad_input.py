@@ -116,6 +116,8 @@ def test_policies_and_reports(artifact: Path, tmp_path: Path, capsys: Captured) 
     assert "no policy named" in refused(capsys, ["gate", str(written), "defalt"])
     another = ["gate", str(written), "default", "--artifact", str(artifact)]
     assert "about another manifest" in refused(capsys, another, code=3)
+    nowhere = ["gate", str(written), "default", "--artifact", str(tmp_path / "none")]
+    assert "none: no such artifact directory" in refused(capsys, nowhere)
     assert "no such report" in refused(capsys, ["gate", str(tmp_path / "none.json"), "default"])
     written.write_text(written.read_text().replace("0.33", "0.99"))
     assert "its content differs from its digest" in refused(capsys, ["gate", str(written), "default"], code=3)

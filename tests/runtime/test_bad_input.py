@@ -190,6 +190,10 @@ def test_what_is_not_there(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="unknown kernel backend 'fast'"):
         Runtime.from_base(pair.base, backend="fast")
     if not torch.cuda.is_available():
+        with pytest.raises(
+            BackendError, match=r"the cuda backend cannot run here: .*; leave backend at auto, or take the"
+        ):
+            Runtime.from_base(pair.base, backend="cuda", device="cpu")
         with pytest.raises(BackendError, match="torch sees no GPU"):
             Runtime.from_base(pair.base, device="cuda")
 

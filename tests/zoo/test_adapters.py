@@ -134,6 +134,13 @@ def test_a_base_that_it_does_not_name_is_told(tmp_path: Path, zoo: Zoo, claimed:
     assert noting.notes == ([] if told is None else [f"{source}: {told}"])
 
 
+def test_what_loading_would_note_is_noted(tmp_path: Path, zoo: Zoo) -> None:
+    noting, source = Noting(), write_adapter(tmp_path / "adapter", LORA | {"target_modules": ".*_proj"})
+    linking.add(zoo, source, "team/tuned", base="team/llama", reporter=noting)
+    told = "target_modules is an expression, which is not run: all 2 modules of its file are served"
+    assert noting.notes == [f"{source}: {told}"]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Tensor] | None, str]] = {
     "dora": (LORA | {"use_dora": True}, None, "has no magnitude, but use_dora is set"),
     "kind": (LORA | {"peft_type": "VERA"}, {}, "peft_type 'VERA'; read are LORA, BOFT, SHIRA, ROSA"),

@@ -34,10 +34,13 @@ def is_table(module: str) -> bool:
 def find(name: str, base: Mapping[str, Shape]) -> str | None:
     """A module's tensor under its name in the checkpoint: some leave out its prefix, a tied head is absent."""
     own = _own(name, base)
-    if own is None and name == f"{HEAD}.weight":
-        tables = [one for one in base if one.endswith(_EMBEDDINGS)]
-        return tables[0] if len(tables) == 1 else None
-    return own
+    return embedding_of(base) if own is None and name == f"{HEAD}.weight" else own
+
+
+def embedding_of(base: Mapping[str, Shape]) -> str | None:
+    """The weight of the input embedding, if there is one."""
+    tables = [one for one in base if one.endswith(_EMBEDDINGS)]
+    return tables[0] if len(tables) == 1 else None
 
 
 def is_tied(base: Mapping[str, Shape]) -> bool:

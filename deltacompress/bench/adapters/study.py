@@ -65,13 +65,16 @@ class Study:
     lengths: Lengths = field(default_factory=Lengths)
 
     def check(self) -> None:
-        """Raises InputError: a number is too low, or there is nothing to measure."""
+        """Raises InputError: a number is too low, there is nothing to measure, or fewer requests than run at once."""
         for name in ("adapters", "at_once"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise InputError("names none, or one below 1", where=option(name), way_out="give numbers from 1 on")
         for name in ("requests", "repeats"):
             if getattr(self, name) < 1:
                 raise InputError(f"is {getattr(self, name)}", where=option(name), way_out="give 1 or more")
+        if self.requests < (most := max(self.at_once)):
+            told, where = f"is {self.requests}, which cannot be {most} at once", option("requests")
+            raise InputError(told, where=where, way_out=f"give {most} or more, or fewer {option('at_once')}")
         for rate in (None, *self.rates):
             asked_of([None], 1, self.lengths, rate)
 

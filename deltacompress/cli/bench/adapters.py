@@ -47,7 +47,9 @@ Rates = Annotated[
 Requests = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Of a point; of a closed loop at most 16 for each at once.", show_default="512; on a CPU 8"
+        min=1,
+        help="Of a point; of a closed loop at most 16 for each at once.",
+        show_default="512; on a CPU 8; as many as are at once",
     ),
 ]
 Repeats = Annotated[int | None, typer.Option(min=1, help="Of each point.", show_default="3; on a CPU 2")]
@@ -91,6 +93,8 @@ def adapter_requests(
     from deltacompress.devices import resolve_device
 
     study = replace(Study() if resolve_device(device).type == "cuda" else TINY, **given)
+    if requests is None:
+        study = replace(study, requests=max([study.requests, *study.at_once]))
     sizes = None if shape is None else shape_of(shape, device)
     places: dict[str, Any] = {"shape": sizes, "device": device, "backend": backend, "out": out, "scratch": scratch}
     with console.progress() as reporter:

@@ -192,7 +192,12 @@ def adapters(
     ] = None,
     most: Annotated[
         int | None,
-        typer.Option(min=2, max=256, help="Rows of a step and adapters of a kind.", show_default="96; on a CPU 6"),
+        typer.Option(
+            min=2,
+            max=256,
+            help="Rows of a step and adapters of a kind (mixed: 5 or more).",
+            show_default="96; on a CPU 6",
+        ),
     ] = None,
     scratch: Annotated[
         Path | None,

@@ -137,10 +137,9 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
     else:
         shapes, adapter = "config, names, shapes and values", early.adapter(place, base, over)
         check_values(adapter)
-        if (note := adapter.unread_note) is not None:
-            console.note(f"{entry or place}: {note}")
         told = {"kind": adapter.kind, "modules": adapter.modules, "digest": adapter.digest}
-        if over is None and base is not None and (note := base_note(place, hub_origin(base)[0])) is not None:
+        of_base = None if over is not None or base is None else base_note(place, hub_origin(base)[0])
+        for note in (*adapter.notes, *([] if of_base is None else [of_base])):
             console.note(f"{entry or place}: {note}")
     if entry is None:
         more = "" if over is not None or base is not None else f"; whether its tensors fit, {option('base')} tells"

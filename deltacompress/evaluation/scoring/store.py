@@ -1,8 +1,8 @@
 """Answers kept while an evaluation runs, so that an interrupted one goes on where it stopped.
 
 One JSON Lines file per model; its name is a hash of all that can change an answer (weights, dtype, backend, versions),
-so that answers of another model can never be taken for this one's. A line that is not whole (a kill, damage) is
-dropped, with all after it.
+so that answers of another model can never be taken for this one's. A line ends with a hash of what it says: one that is
+not whole (a kill, damage) is dropped, with all after it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AnswerStore:
         new = dict(answers)
         self._answers |= new
         with output_errors(self.path):
-            self._file.write(b"".join(json.dumps(item).encode() + b"\n" for item in new.items()))
+            self._file.write(b"".join(_line(key, answer) for key, answer in new.items()))
             self._file.flush()
 
     def close(self) -> None:
@@ -92,13 +92,18 @@ class AnswerStores:
             store.close()
 
 
+def _line(key: str, answer: Any) -> bytes:
+    check = hashlib.sha256(json.dumps([key, answer]).encode()).hexdigest()[:16]
+    return json.dumps([key, answer, check]).encode() + b"\n"
+
+
 def _item(line: bytes) -> tuple[str, Any] | None:
     """The key and the answer of a line, None if it is not whole."""
     try:
-        key, answer = json.loads(line)
+        key, answer, _ = json.loads(line)
+        return (key, answer) if isinstance(key, str) and line == _line(key, answer) else None
     except (ValueError, TypeError, RecursionError):
         return None
-    return (key, answer) if isinstance(key, str) and line.endswith(b"\n") else None
 
 
 def _file_name(identity: Mapping[str, Any]) -> str:

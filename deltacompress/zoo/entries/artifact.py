@@ -62,10 +62,11 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What to publish: the manifest of the entry and its blobs, hashed but not yet stored."""
+    """What to publish: the manifest of the entry and its blobs, hashed but not yet stored. notes: to tell about it."""
 
     entry: EntryManifest
     blobs: list[Blob]
+    notes: tuple[str, ...] = ()
 
 
 def describe(artifact: Path, *, parents: tuple[str, ...] = (), relation: str | None = None) -> Described:

@@ -204,7 +204,8 @@ def _add_adapter(
             )
     beneath = model_of(zoo, wanted)
     described = describe_adapter(source, beneath)
-    if beneath.over is None and (note := base_note(source, beneath.lineage.base_name or beneath.name)) is not None:
+    of_base = None if beneath.over is not None else base_note(source, beneath.lineage.base_name or beneath.name)
+    for note in (*described.notes, *([] if of_base is None else [of_base])):
         reporter.note(f"{source}: {note}")
     if beside := left_out(source):
         reporter.note(f"{source}: not registered: {', '.join(beside)}")

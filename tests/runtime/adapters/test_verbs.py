@@ -121,14 +121,20 @@ def test_where_only_an_artifact_will_do(family: Family, adapters: tuple[Path, Pa
 
 def test_what_verify_tells_of_an_adapter(family: Family, adapters: tuple[Path, Path]) -> None:
     lora, base = adapters[0], family.pair.base
-    config = lora / "adapter_config.json"
+    config, weights = lora / "adapter_config.json", load_file(lora / WEIGHTS)
+    first = min(weights).rpartition(".lora_")[0]
+    save_file({name: one for name, one in weights.items() if not name.startswith(first)}, lora / WEIGHTS)
+    code, _, err = run("verify", lora, "--base", base)
+    told = f"its file has nothing for 1 of {len(weights) // 2} modules that its config names"
+    assert (code, told in " ".join(err.split())) == (0, True)
+    assert told in together(family, [lora]).notes[-1]
+    save_file(weights, lora / WEIGHTS)
     config.write_text(json.dumps(json.loads(config.read_text()) | {"target_modules": ".*_proj"}))
     told = "target_modules is an expression, which is not run"
     code, _, err = run("verify", lora, "--base", base)
     assert (code, told in err) == (0, True)
     runtime = together(family, [lora])
     assert told in runtime.notes[-1]
-    weights = load_file(lora / WEIGHTS)
     save_file({min(weights): weights[min(weights)]}, lora / WEIGHTS)
     code, _, err = run("verify", lora)
     assert code == 2
