@@ -20,7 +20,7 @@ from torch import nn
 from deltacompress.errors import CheckpointError
 from deltacompress.files.places import CONFIG
 from deltacompress.models import support
-from deltacompress.models.architectures.trial import try_walk
+from deltacompress.models.architectures.trial import tried
 from deltacompress.models.config import unsupported
 from deltacompress.models.experts.forward import run_one_by_one
 from deltacompress.models.experts.stages import ExpertStage, expert_stages
@@ -76,10 +76,7 @@ class Skeleton:
         if raw is None:
             raise CheckpointError("missing", where=file, way_out="give the directory of a Hugging Face checkpoint")
         config = support.read_decoder(raw, file, tensors=len(names))
-        outlined = support.outline(config, file, tensors=len(names))
-        layers_path = support.decoder_layers(outlined, path)
-        run_one_by_one(outlined)
-        walk = try_walk(outlined, layers_path, file)
+        layers_path, walk = tried(raw, config, file, tensors=len(names))
         model = support.build_model(config, file)
         run_one_by_one(model)
         model.tie_weights()  # again: becoming meta parted what had been tied

@@ -13,6 +13,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from deltacompress.errors import CheckpointError, UnsupportedModelError, first_line
+from deltacompress.models.architectures import trial
 from deltacompress.models.skeleton import Skeleton
 
 SUPPORTED = [
@@ -59,6 +60,30 @@ def logits(skeleton: Skeleton, checkpoint: Any, hidden: torch.Tensor) -> torch.T
     """With the head alone: the embedding is needed only where it is the head."""
     skeleton.load([skeleton.head_name or skeleton.embedding_name], checkpoint.read)
     return skeleton.run_head(hidden)
+
+
+def test_what_has_one_config_is_tried_once(
+    tiny: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, tries, walk = tiny("llama"), [], trial.try_walk
+
+    def counted(model: Any, layers: str, file: Path) -> trial.Walk:
+        tries.append(file)
+        return walk(model, layers, file)
+
+    monkeypatch.setattr(trial, "_KNOWN", {})
+    monkeypatch.setattr(trial, "try_walk", counted)
+    first, again = open_skeleton(checkpoint), open_skeleton(checkpoint)
+    assert (len(tries), again.layer_names(0), again.odd_linears) == (1, first.layer_names(0), first.odd_linears)
+    assert again.model is not first.model
+    other = edited(checkpoint, tmp_path, rope_theta=5.0)
+    for names in (
+        checkpoint.names,
+        checkpoint.names,
+        [*checkpoint.names, "model.layers.0.self_attn.rotary_emb.inv_freq"],
+    ):
+        Skeleton.from_config(other, names, device="cpu")
+    assert tries[1:] == [other / "config.json"] * 2
 
 
 @pytest.mark.parametrize("architecture", [*SUPPORTED, *MIXED])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from deltacompress.models import support
 from deltacompress.models.config import unsupported, unusable
+from deltacompress.models.experts.forward import run_one_by_one
 from deltacompress.models.relay import BrokenChain
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 _TRIED = (1, 2)
@@ -75,6 +78,24 @@ def try_walk(model: PreTrainedModel, layers: str, file: Path) -> Walk:
     with trial.watching(model, inside):
         try_forward(model, file)
     return Walk(frozenset(name for name in inside if trial.runs[name] == 1), trial.width)
+
+
+_KNOWN: dict[tuple[str, int], tuple[str, Walk]] = {}
+"""Of models that were tried in this process: the jobs of a fleet have one config."""
+
+
+def tried(raw: object, config: PretrainedConfig, file: Path, *, tensors: int) -> tuple[str, Walk]:
+    """Where the layers of a model are, and how they run.
+
+    raw: config.json as it is; tensors: as support.outline. Raises as support.outline, decoder_layers and try_walk.
+    """
+    key = json.dumps(raw, sort_keys=True), tensors
+    if key not in _KNOWN:
+        model = support.outline(config, file, tensors=tensors)
+        layers = support.decoder_layers(model, file.parent)
+        run_one_by_one(model)
+        _KNOWN[key] = layers, try_walk(model, layers, file)
+    return _KNOWN[key]
 
 
 @dataclass
