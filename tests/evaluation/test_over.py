@@ -168,7 +168,8 @@ def test_a_gate_knows_entries(
         return main([*map(str, ["gate", measured.out, policy, "--quiet", "--artifact", artifact, *more])])
 
     monkeypatch.delenv("DELTACOMPRESS_ZOO", raising=False)
-    assert gate("team/styled") == 3  # no directory
+    assert gate("team/styled") == 2
+    assert "team/styled: no such artifact directory" in capsys.readouterr().err
     monkeypatch.setenv("DELTACOMPRESS_ZOO", zoo.where)
     assert [gate("team/styled"), gate("team/styled@1"), gate("team/chat")] == [0, 0, 0]
     assert [gate("team/styled", "--over", "team/chat"), gate(measured.styled, "--over", "team/chat")] == [0, 0]
