@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from deltacompress.adapters.changes import changes_of, check_together, half_note, head_note
+from deltacompress.adapters.changes import changes_of, check_together, half_note, head_note, modules_of
 from deltacompress.adapters.checks.base import DoesNotFitError, NoSuchTargetError, NotReadError, Shape
 from deltacompress.adapters.directory import read_config, weights_of
 from deltacompress.adapters.fields import MERGE
@@ -50,10 +50,10 @@ class Adapter:
     """An adapter that fits its base.
 
     path: its directory; settings: what its config says; weights: its file of tensors; tensors: name -> where it lies
-    there, in file order; changes: module, as the model calls it -> what is brought for it, in file order. notes: on
-    what its config means and the file has not, or may not mean and the file has, or the model may not take. hashing:
-    gives `digest`, while what follows goes on. stamp: of the file that digest and tensors are of: what is read later is
-    to be of that very file.
+    there, in file order; changes: module, as the model calls it -> what is brought for it, in file order. lacking: what
+    to tell of what its config means and the file has not, as far as the base's checkpoint says. hashing: gives
+    `digest`, while what follows goes on. stamp: of the file that digest and tensors are of: what is read later is to be
+    of that very file.
     """
 
     path: Path
@@ -63,7 +63,7 @@ class Adapter:
     stamp: Stamp
     tensors: Mapping[str, TensorSpan]
     changes: Mapping[str, Change]
-    notes: tuple[str, ...]
+    lacking: tuple[str, ...]
 
     @property
     def digest(self) -> str:
@@ -83,23 +83,25 @@ class Adapter:
     @property
     def modules(self) -> int:
         """How many modules have matrices, rotations or entries of their own."""
-        return _with_matrices(self.changes)
+        return sum(any((one.low_rank, one.embedding, one.rotation, one.sparse)) for one in self.changes.values())
+
+    @property
+    def unread_note(self) -> str | None:
+        """What to tell of modules that an expression of the config may leave out; None: it has none."""
+        unread = self.settings.unread
+        if unread is None:
+            return None
+        return f"{unread} is an expression, which is not run: all {self.modules} modules of its file are served"
+
+    @property
+    def notes(self) -> list[str]:
+        """All that is to be told where no model is loaded, which knows better what is lacking."""
+        return [*self.lacking, *([] if self.unread_note is None else [self.unread_note])]
 
     @property
     def title(self) -> str:
         """What a list calls it: the kind, and the rank where it has one."""
         return self.kind if self.kind == "boft" else f"{self.kind}-r{self.settings.rank}"
-
-
-def _with_matrices(changes: Mapping[str, Change]) -> int:
-    return sum(any((one.low_rank, one.embedding, one.rotation, one.sparse)) for one in changes.values())
-
-
-def _notes(changes: Mapping[str, Change], settings: AdapterConfig, base: Mapping[str, Shape]) -> Iterator[str]:
-    yield from filter(None, (half_note(changes, settings, base), head_note(changes, base)))
-    if (unread := settings.unread) is not None:
-        served = f"all {_with_matrices(changes)} modules of its file are served"
-        yield f"{unread} is an expression, which is not run: {served}"
 
 
 def kind_of(settings: AdapterConfig) -> str:
@@ -144,8 +146,9 @@ def open_adapter(directory: Path, base_shapes: Mapping[str, Shape], *, base_name
     except ValueError as error:
         way_out = MERGE if isinstance(error, NotReadError) else SAVE_AGAIN
         raise CheckpointError(str(error), where=read.weights, way_out=way_out) from None
-    notes = tuple(_notes(changes, read.settings, base_shapes))
-    return Adapter(directory, read.settings, read.hashing, read.weights, read.stamp, read.tensors, changes, notes)
+    told_of = half_note(changes, read.settings, *modules_of(changes, base_shapes)), head_note(changes, base_shapes)
+    lacking = tuple(one for one in told_of if one is not None)
+    return Adapter(directory, read.settings, read.hashing, read.weights, read.stamp, read.tensors, changes, lacking)
 
 
 def check_alone(read: ReadAdapter) -> None:

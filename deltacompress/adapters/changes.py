@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -67,14 +67,30 @@ def check_together(tensors: Tensors, settings: AdapterConfig) -> None:
     _check_targets_alone([one.module for one in brought], settings)
 
 
-def half_note(changes: Mapping[str, Change], settings: AdapterConfig, base: Mapping[str, Shape]) -> str | None:
-    """What to tell of a file that has nothing for some of what its config means; None: it has all. base: as changes_of.
+def modules_of(changes: Mapping[str, Change], base: Mapping[str, Shape]) -> tuple[list[str], list[str]]:
+    """What half_note takes, by the names in a checkpoint, for want of a model. base: as changes_of.
 
-    Which modules an expression means is not known.
+    Left out are experts, whose matrices are one parameter in the model, and what is beside a language model that sees.
     """
-    matrices = [name for name, shape in base.items() if name.endswith(".weight") and len(shape) == 2]
-    modules = [*_called(changes, matrices), *([HEAD] if is_tied(base) else [])]
-    biased = _called(changes, [name for name in base if name.endswith(".bias")])
+    tied, texts = is_tied(base), any("language_model" in name.split(".") for name in base)
+    of_model = {one.tensor.rpartition(".")[0]: one.module for one in changes.values() if not tied or one.module != HEAD}
+    names = [name for name in base if not texts or {"language_model", HEAD} & {*name.split(".")}]
+    names = [name for name in names if "experts" not in name.split(".")]
+    called = zip(names, _called(changes, names), strict=True)
+    modules = {name: of_model.get(name.rpartition(".")[0], module) for name, module in called}
+    matrices = [module for name, module in modules.items() if name.endswith(".weight") and len(base[name]) == 2]
+    biased = [module for name, module in modules.items() if name.endswith(".bias")]
+    return [*matrices, *([HEAD] if tied else [])], biased
+
+
+def half_note(
+    changes: Mapping[str, Change], settings: AdapterConfig, modules: Collection[str], biased: Collection[str]
+) -> str | None:
+    """What to tell of a file that has nothing for some of what its config means; None: it has all.
+
+    modules: of the model, that can have matrices; biased: those that have a bias. Which modules an expression means is
+    not known.
+    """
     named, told = not isinstance(settings.targets, str), list[str]()
     if named:
         there = {name for name, one in changes.items() if any((one.low_rank, one.embedding, one.rotation, one.sparse))}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from deltacompress import lossless
 from deltacompress.arguments import checked
-from deltacompress.artifact.manifest import digest_told, parse_manifest, read_manifest_bytes
+from deltacompress.artifact.manifest import digest_told, need_directory, parse_manifest, read_manifest_bytes
 from deltacompress.artifact.parts import check_file, check_hashes, check_present, open_file, open_parts, reader
 from deltacompress.artifact.records import FileRecord, Manifest, PartRecord, TensorRecord
 from deltacompress.artifact.shards import spans_of
@@ -24,7 +24,7 @@ from deltacompress.artifact.summary import summarize
 from deltacompress.checkpoints.header import TensorSpan
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.formats.spec import PackedSpec
-from deltacompress.errors import BaseMismatchError, InputError, option
+from deltacompress.errors import BaseMismatchError, InputError
 from deltacompress.files.places import MANIFEST
 from deltacompress.reporter import SILENT, Reporter
 
@@ -232,14 +232,7 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
         ChecksumError, SchemaVersionError, FormatError: as manifest.read_manifest; headers that do not fit the manifest.
     """
     root = Path(path)
-    if not root.is_dir():
-        zoo = f"the zoo ({option('zoo')} or DELTACOMPRESS_ZOO)"
-        made = "one that `compress` published (or PEFT, where adapters are taken)"
-        way_out = f"give {made}, or the name of a zoo's entry and {zoo}"
-        told = (
-            "is a file, where the directory of an artifact is needed" if root.exists() else "no such artifact directory"
-        )
-        raise InputError(told, where=root, way_out=way_out)
+    need_directory(root)
     raw = read_manifest_bytes(root)
     manifest = parse_manifest(raw, str(root / MANIFEST))
     check_present(root, manifest)

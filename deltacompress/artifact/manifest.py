@@ -28,6 +28,7 @@ from deltacompress.errors import (
     InputError,
     SchemaVersionError,
     TruncatedFileError,
+    option,
 )
 from deltacompress.files.canonical_json import canonical_bytes, canonical_fields, join_fields
 from deltacompress.files.hashing import sha256_hex
@@ -61,6 +62,16 @@ def read_manifest(directory: Path) -> Manifest:
 def digest_told(raw: bytes) -> str:
     """`Manifest.digest` of bytes that parse_manifest took: it found it there, and to compute it takes as long again."""
     return raw.partition(_DIGEST)[2][:_DIGEST_CHARS].decode()
+
+
+def need_directory(place: Path) -> None:
+    """Raises InputError: there is no directory."""
+    if not place.is_dir():
+        zoo = f"the zoo ({option('zoo')} or DELTACOMPRESS_ZOO)"
+        made = "one that `compress` published (or PEFT, where adapters are taken)"
+        way_out = f"give {made}, or the name of a zoo's entry and {zoo}"
+        is_file = "is a file, where the directory of an artifact is needed"
+        raise InputError(is_file if place.exists() else "no such artifact directory", where=place, way_out=way_out)
 
 
 def read_manifest_bytes(directory: Path) -> bytes:

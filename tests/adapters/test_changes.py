@@ -15,7 +15,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from deltacompress.adapters.adapter import Adapter, check_alone, open_adapter, read_adapter
-from deltacompress.adapters.changes import check_saved, half_note
+from deltacompress.adapters.changes import check_saved, half_note, modules_of
 from deltacompress.adapters.directory import is_adapter
 from deltacompress.adapters.records import Change, EmbeddingLowRank, LowRank, Rotation, Sparse, TokenRows, Whole
 from deltacompress.adapters.settings import parse_settings
@@ -112,12 +112,12 @@ def test_what_is_trained_whole(tmp_path: Path) -> None:
     short = {f"{TABLE}.weight": numbers(14, 8)}
     for more, rows in (({}, 12), (short, 14)):
         told = f"its head has 15 rows, its embedding {rows}: it is served where the model ties the two only"
-        assert opened(tmp_path, saved, lora() | copies | more).notes == (told,)
-    assert opened(tmp_path, saved, lora() | copies | grown).notes == ()
-    assert opened(tmp_path, LORA, lora() | grown).notes == ()
+        assert opened(tmp_path, saved, lora() | copies | more).lacking == (told,)
+    assert opened(tmp_path, saved, lora() | copies | grown).lacking == ()
+    assert opened(tmp_path, LORA, lora() | grown).lacking == ()
     tied = {name: shape for name, shape in BASE.items() if name != "lm_head.weight"}
     as_embedding = opened(tmp_path, saved, lora() | copies, tied)
-    assert (as_embedding.changes["lm_head"].tensor, as_embedding.notes) == ("model.embed_tokens.weight", ())
+    assert (as_embedding.changes["lm_head"].tensor, as_embedding.lacking) == ("model.embed_tokens.weight", ())
     wide = embedded(15) | {f"{TABLE}.base_layer.weight": numbers(15, 8)}
     assert (
         opened(tmp_path, LORA | {"target_modules": ["embed_tokens"]}, wide).changes["model.embed_tokens"].inputs == 15
@@ -308,6 +308,23 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
 }
 
 
+def test_what_no_file_has_is_not_lacking(tmp_path: Path) -> None:
+    """Matrices of experts are one parameter; what sees has names that its model has not, and parts beside its text."""
+    experts = {f"model.layers.0.mlp.experts.{k}.q_proj.weight": (4, 8) for k in range(3)}
+    assert opened(tmp_path / "experts", LORA, lora(), BASE | experts).lacking == ()
+    text = "model.language_model.layers.{}.self_attn.q_proj"
+    sees = {
+        "language_model.model.embed_tokens.weight": (12, 8),
+        "language_model.model.layers.0.self_attn.q_proj.weight": (4, 8),
+        "vision_tower.layers.0.self_attn.q_proj.weight": (4, 8),
+    }
+    assert opened(tmp_path / "sees", LORA, lora(text.format(0)), sees).lacking == ()
+    more = sees | {"language_model.model.layers.1.self_attn.q_proj.weight": (4, 8)}
+    (told,) = opened(tmp_path / "half", LORA, lora(text.format(0)), more).lacking
+    assert "nothing for 1 of 2 modules" in told
+    assert "layers.1.self_attn.q_proj first" in told
+
+
 def test_half_a_file_is_told(tmp_path: Path) -> None:
     """Two layers have q; nothing is told of targets by expression, nor of what the config leaves out."""
     second = "model.layers.1.self_attn.q_proj"
@@ -315,8 +332,9 @@ def test_half_a_file_is_told(tmp_path: Path) -> None:
 
     def note(name: str, settings: dict[str, Any], tensors: Tensors) -> str | None:
         found = opened(tmp_path / name, settings, tensors, base)
-        assert all(one in found.notes for one in [half_note(found.changes, found.settings, base)] if one is not None)
-        return half_note(found.changes, found.settings, base)
+        told = half_note(found.changes, found.settings, *modules_of(found.changes, base))
+        assert found.lacking == (() if told is None else (told,))
+        return told
 
     told = f"nothing for 1 of 2 modules that its config names ({second} first): they are served as they are without it"
     assert (note("half", LORA, lora()) or "").endswith(told)
@@ -334,7 +352,10 @@ def test_half_a_file_is_told(tmp_path: Path) -> None:
         assert note(str(k), LORA | one, lora()) is None
     empty = {"peft_type": "ROSA", "rank_pattern": {second: 0}, "density_pattern": {second: 0}}
     assert (
-        half_note({Q: opened(tmp_path / "e", LORA, lora()).changes[Q]}, parse_settings(LORA | empty, "c"), base) is None
+        half_note(
+            {Q: opened(tmp_path / "e", LORA, lora()).changes[Q]}, parse_settings(LORA | empty, "c"), [Q, second], []
+        )
+        is None
     )
 
     def biases(*of: str) -> Tensors:
@@ -519,7 +540,7 @@ def test_a_target_that_is_saved_whole_has_no_matrices(tmp_path: Path) -> None:
     both = LORA | {"target_modules": ["q_proj", "lm_head"]}
     file = lora() | {f"{HEAD}.weight": numbers(12, 8)}
     found = opened(tmp_path / "a", both | {"modules_to_save": ["lm_head"]}, file)
-    assert found.notes == ()
+    assert found.lacking == ()
     second = "model.layers.1.self_attn.q_proj"
     with pytest.raises(CheckpointError, match="has no matrices for its target module lm_head"):
         opened(tmp_path / "b", both, file)
@@ -590,7 +611,8 @@ def test_an_expression_is_told(tmp_path: Path) -> None:
         ({}, None),
     ]
     for k, (fields, wanted) in enumerate(cases):
-        assert opened(tmp_path / str(k), LORA | fields, lora()).notes == (() if wanted is None else (wanted,))
+        found = opened(tmp_path / str(k), LORA | fields, lora())
+        assert (found.unread_note, found.notes) == (wanted, [] if wanted is None else [wanted])
 
 
 def without(tensors: Tensors, end: str) -> Tensors:

@@ -49,7 +49,7 @@ Requests = Annotated[
     typer.Option(
         min=1,
         help="Of a point; of a closed loop at most 16 for each at once.",
-        show_default="512; on a CPU 8; as many as are at once",
+        show_default="512, on a CPU 8; at least as many as are at once",
     ),
 ]
 Repeats = Annotated[int | None, typer.Option(min=1, help="Of each point.", show_default="3; on a CPU 2")]

@@ -134,13 +134,11 @@ def digest(artifact: str, over: str | None, zoo: str | None) -> str:
     """
     from deltacompress.adapters.adapter import adapter_identity, digest_in
     from deltacompress.adapters.directory import is_adapter
-    from deltacompress.artifact.delta import load_delta
-    from deltacompress.artifact.manifest import read_manifest
+    from deltacompress.artifact.manifest import need_directory, read_manifest
 
     sources, below = beneath({artifact: artifact}, {} if over is None else {artifact: over}, zoo, None, SILENT)
     place = early.place(sources[artifact], zoo)
-    if not place.is_dir():
-        load_delta(place)  # tells what is wrong with that
+    need_directory(place)
     if not is_adapter(place):
         return read_manifest(place).digest
     delta = below.get(artifact)

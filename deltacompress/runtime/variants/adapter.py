@@ -23,7 +23,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.adapters.adapter import Adapter, adapter_identity, open_adapter
-from deltacompress.adapters.changes import check_saved
+from deltacompress.adapters.changes import check_saved, half_note
 from deltacompress.adapters.directory import base_note
 from deltacompress.adapters.records import Change
 from deltacompress.adapters.values import check_values
@@ -61,6 +61,10 @@ class AdapterVariant(Variant):
         ties = Ties(layout, base.roles, self._are_alike)
         self._weights |= ties.tables_of_both(self._weights)
         self._tied_rows = ties.rows_of_heads(self._weights)
+        modules = [path.removesuffix(".weight") for path, role in base.roles.items() if role != "vector"]
+        biased = [path.removesuffix(".bias") for path in base.roles if path.endswith(".bias")]
+        half = half_note(adapter.changes, adapter.settings, modules, biased)
+        self._file_notes = [one for one in (half, adapter.unread_note) if one is not None]
 
     @classmethod
     def open(cls, path: Path, base: BaseSide, over: DeltaVariant | None = None) -> AdapterVariant:
@@ -183,7 +187,7 @@ class AdapterVariant(Variant):
             told.append(f"over the delta {self.over.folder.name}")
             if note := self.over.note():
                 told.append(note)
-        told += self.adapter.notes
+        told += self._file_notes
         if self._base_note is not None:  # over a delta it was said what it is of
             told.append(self._base_note)
         return "; ".join(told)

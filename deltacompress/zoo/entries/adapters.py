@@ -72,7 +72,7 @@ def describe_adapter(directory: Path, beneath: Beneath) -> Described:
             **({} if beneath.over is None else {OVER: beneath.over}),
         },
     )
-    return Described(entry, blobs, adapter.notes)
+    return Described(entry, blobs, tuple(adapter.notes))
 
 
 def _chunks(path: Path, *beside: blake3) -> Iterator[bytes]:
