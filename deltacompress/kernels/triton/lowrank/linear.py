@@ -125,5 +125,5 @@ class LowRankLinear:
             segments.offsets, segments.slots, segments.capacity, members, len(tables), helpers, IN=x.shape[1],
             BIAS=bias is not None, RUNS=max(128, 1 << segments.capacity.bit_length()), RANKS=ranks,
             FACTOR=triton_type(x.dtype), ALIGN=align, BM=TILE_ROWS, BN=TILE_COLUMNS, BK=depth, BR=RANKS_AT_ONCE,
-            WIDE=wide, SPAN=SPAN, GROUP=8, STAGES=3, THIN_STAGES=4, num_warps=8, num_stages=3,
+            WIDE=wide, SPAN=SPAN, GROUP=16, STAGES=3, THIN_STAGES=4, num_warps=8, num_stages=3,
         )  # fmt: skip

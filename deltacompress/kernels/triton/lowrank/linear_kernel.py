@@ -26,11 +26,12 @@ from deltacompress.kernels.triton.lowrank.rows_kernel import halves
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _runs_of(offsets, capacity, m, end, RUNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The runs with rows from m to end: the first, and one after the last."""
+    """The runs with rows from m to end: the first, and one after the last, both in one sum. RUNS: below 2^15."""
     each = tl.arange(0, RUNS)
     starts = tl.load(offsets + each, mask=each < capacity, other=2147483647)
     stops = tl.load(offsets + 1 + each, mask=each < capacity, other=2147483647)
-    return tl.sum((stops <= m).to(tl.int32)), tl.sum((starts < end).to(tl.int32))
+    both = tl.sum((stops <= m).to(tl.int32) + 65536 * (starts < end).to(tl.int32))
+    return both % 65536, both // 65536
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -204,6 +205,7 @@ def multiply(  # type: ignore[no-untyped-def]
     """
     here, programs = tl.program_id(0), tl.num_programs(0)
     m_tiles, n_tiles = tl.cdiv(rows, BM), tl.cdiv(out_all, BN)
+    size = count.to(tl.int64) * rows * RANKS
     tl.static_assert(SPAN % WIDE == 0)
     if here < helpers:
         _thin(
@@ -213,6 +215,7 @@ def multiply(  # type: ignore[no-untyped-def]
     for tile in tl.range(programs - 1 - here, m_tiles * n_tiles, programs):
         m_tile, n_tile = _place(tile, m_tiles, n_tiles, GROUP)
         m, n = m_tile * BM, n_tile * BN
+        first, last = _runs_of(offsets, capacity, m, tl.minimum(m + BM, rows), RUNS)
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         for k in tl.range(0, IN, BK, num_stages=STAGES):
             acc = tl.dot(x_tiles.load([m, k]), weight_tiles.load([n, k]).T, acc)
@@ -224,8 +227,6 @@ def multiply(  # type: ignore[no-untyped-def]
             column = n + tl.arange(0, BN)
             acc += tl.load(bias + column, mask=column < out_all, other=0.0).to(tl.float32)[None, :]
         acc = acc.to(FACTOR).to(tl.float32)
-        size = count.to(tl.int64) * rows * RANKS
-        first, last = _runs_of(offsets, capacity, m, tl.minimum(m + BM, rows), RUNS)
         for member in tl.range(0, count, num_stages=1):
             acc = _with_low_rank(
                 acc, u, rows, m, n, size, first, last, offsets, slots, members, member, RANKS, FACTOR, ALIGN, BM, BN, BR
