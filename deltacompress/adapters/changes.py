@@ -10,6 +10,7 @@ from typing import Any
 from deltacompress.adapters.checks import low_rank, rotation, sparse, whole
 from deltacompress.adapters.checks.base import (
     HEAD,
+    HEAD_OF_NEOX,
     DoesNotFitError,
     NoSuchTargetError,
     Shape,
@@ -37,6 +38,7 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
     """
     brought = _brought(tensors, settings)
     found = {module: _change(one, tensors, settings, base) for module, one in brought.items()}
+    rotation.check_factors(brought.values(), tensors)
     called = _called(found, base)
     _check_targets({module for module, one in brought.items() if one.matrices}, settings, [*called, HEAD])
     _check_names_saved(found, settings, [*called, *([HEAD] if is_tied(base) else [])])
@@ -64,6 +66,7 @@ def check_together(tensors: Tensors, settings: AdapterConfig) -> None:
                 low_rank.alone(dense, tensors, settings)
             if others:
                 sparse.need_compressed(one)
+    rotation.check_factors(brought, tensors)
     _check_targets_alone([one.module for one in brought], settings)
 
 
@@ -91,7 +94,7 @@ def half_note(
     modules: of the model, that can have matrices; biased: those that have a bias. Which modules an expression means is
     not known.
     """
-    named, told = not isinstance(settings.targets, str), list[str]()
+    named, told = settings.all_linear or not isinstance(settings.targets, str), list[str]()
     if named:
         there = {name for name, one in changes.items() if any((one.low_rank, one.embedding, one.rotation, one.sparse))}
         meant = [one for one in modules if settings.has_matrices(one)]
@@ -228,10 +231,13 @@ def _rosa_parts(brought: Brought, settings: AdapterConfig) -> tuple[Brought | No
 
 
 def _called(found: Mapping[str, Change], base: Iterable[str]) -> list[str]:
-    """Modules of the base as the model calls them: the file's tell the prefix that a checkpoint may leave out."""
+    """Modules of the base as the model calls them: the file's tell the prefix that a checkpoint may leave out; some
+    call the head otherwise.
+    """
     own = ((one.module, one.tensor.rpartition(".")[0]) for one in found.values() if one.tensor)
     prefix = next((module.removesuffix(name) for module, name in own if module.endswith(name)), "")
-    return [prefix + name.rpartition(".")[0] for name in base]
+    modules = (name.rpartition(".")[0] for name in base)
+    return [HEAD if module == HEAD_OF_NEOX and HEAD_OF_NEOX not in found else prefix + module for module in modules]
 
 
 def _check_names_saved(found: Mapping[str, Change], settings: AdapterConfig, modules: Sequence[str]) -> None:

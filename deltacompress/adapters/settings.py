@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deltacompress.adapters import given
+from deltacompress.adapters.checks.base import is_table
 from deltacompress.adapters.fields import FIELDS, MERGE, UNKNOWN_KINDS, check_fields
 from deltacompress.adapters.patterns import Pattern, is_named, is_plain, layer_of, of_module, pattern_of
 from deltacompress.errors import CheckpointError
@@ -21,8 +22,8 @@ class AdapterConfig:
     """What of adapter_config.json decides shapes, scale and meaning.
 
     kind: "lora", "boft", "shira" or "rosa".
-    targets, saved, excluded: target_modules, modules_to_save, exclude_modules (one given as an expression is not read,
-    of the last `by_expression` says so); layers, lists: layers_to_transform (None: all) and layers_pattern; transposed:
+    targets, saved, excluded: target_modules, modules_to_save, exclude_modules (text is one module's name, or an
+    expression, which is not read); layers, lists: layers_to_transform (None: all) and layers_pattern; transposed:
     fan_in_fan_out (weights stored [in, out]); biases: whose biases are in the file: "none", "all" or "targets".
     LoRA, RoSA: rank, ranks: r and rank_pattern, alpha, alphas: lora_alpha and alpha_pattern, rslora: use_rslora;
     biased: lora_bias; dora: use_dora; tokens: trainable_token_indices by name of the module, "" the input embedding.
@@ -43,9 +44,8 @@ class AdapterConfig:
     densities: Mapping[str, float] = field(default_factory=dict)
     targets: str | tuple[str, ...] = ()
     saved: tuple[str, ...] = ()
-    by_expression: bool = False
     biases: str = "none"
-    excluded: tuple[str, ...] = ()
+    excluded: str | tuple[str, ...] = ()
     layers: tuple[int, ...] | None = None
     lists: tuple[str, ...] = ()
     transposed: bool = False
@@ -83,19 +83,33 @@ class AdapterConfig:
 
     def why_none(self, module: str) -> str | None:
         """Why it puts none there; None: it does."""
-        if is_named(module, self.excluded):
+        if isinstance(self.excluded, str):
+            if self.excluded and not self.by_expression and pattern_of("^" + self.excluded).fits(module):
+                return "is the one that exclude_modules names"
+        elif is_named(module, self.excluded):
             return "is among exclude_modules"
         if self.is_saved(module):
             return "is among modules_to_save, or part of one"
+        if self.all_linear:
+            return "is not among target_modules, which are all linears but the head" if is_table(module) else None
         if isinstance(self.targets, str):
-            every = not is_plain(self.targets) or self.targets.lower() == ALL_LINEAR
-            named = every or pattern_of("^" + self.targets).fits(module)
+            named = not is_plain(self.targets) or pattern_of("^" + self.targets).fits(module)
             return None if named else "is not among target_modules"
         if not is_named(module, self.targets):
             return "is not among target_modules"
         if module in self.targets or self.layers is None or layer_of(module, self.lists) in self.layers:
             return None
         return "is left out by layers_to_transform (and layers_pattern)"
+
+    @property
+    def all_linear(self) -> bool:
+        """Whether target_modules is PEFT's word for all linears but the head."""
+        return isinstance(self.targets, str) and self.targets.lower() == ALL_LINEAR
+
+    @property
+    def by_expression(self) -> bool:
+        """Whether exclude_modules is an expression."""
+        return isinstance(self.excluded, str) and bool(self.excluded) and not is_plain(self.excluded)
 
     @property
     def unread(self) -> str | None:
@@ -152,8 +166,8 @@ def _parsed(config: Mapping[str, Any], path: str) -> AdapterConfig:
 
 def _shared(config: Mapping[str, Any], kind: str, path: str) -> dict[str, Any]:
     targets = config.get("target_modules")
-    if not isinstance(targets, str) and not (given.is_texts(targets) and targets):
-        raise CheckpointError("target_modules must be text or a list of module names", where=path)
+    if not (targets and (targets.strip() if isinstance(targets, str) else given.is_texts(targets))):
+        raise CheckpointError("target_modules must be text or a list of module names, not empty", where=path)
     biases = ("none", "all", f"{kind}_only")  # which were trained; they are in the file as they are
     trained = config.get("bias", "none")
     if trained not in biases:
@@ -164,9 +178,8 @@ def _shared(config: Mapping[str, Any], kind: str, path: str) -> dict[str, Any]:
     return {
         "targets": targets if isinstance(targets, str) else tuple(targets),
         "saved": given.texts(config, "modules_to_save", path),
-        "by_expression": isinstance(excluded, str) and bool(excluded),
         "biases": trained,
-        "excluded": () if isinstance(excluded, str) else given.texts(config, "exclude_modules", path),
+        "excluded": excluded if isinstance(excluded, str) else given.texts(config, "exclude_modules", path),
         "layers": given.layers(config, "layers_to_transform", path),
         "lists": given.names(config, "layers_pattern", path),
         "transposed": given.switch(config, "fan_in_fan_out", path),
@@ -181,8 +194,10 @@ def _lora(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     }
     if found["rank"] < 1:
         raise CheckpointError("r must be at least 1", where=path)
-    if given.names(config, "layers_pattern", path) and config.get("layers_to_transform") is None:
-        raise CheckpointError("layers_pattern is set and layers_to_transform is not, which PEFT refuses", where=path)
+    _check_layers(config, path)
+    for name in ("layers_to_transform", "layers_pattern"):
+        if isinstance(config["target_modules"], str) and config.get(name) is not None:
+            raise CheckpointError(f"{name} is set and target_modules is text, which PEFT refuses", where=path)
     if found["biased"] and found["dora"]:
         raise CheckpointError("lora_bias and use_dora are set, which PEFT does not take together", where=path)
     return found
@@ -217,12 +232,18 @@ def _boft(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     factors = given.whole(config, "boft_n_butterfly_factor", 1, path)
     if factors < 1:
         raise CheckpointError("boft_n_butterfly_factor must be at least 1", where=path)
+    _check_layers(config, path)
     block, blocks = (given.whole(config, f"boft_block_{one}", plain, path) for one, plain in (("size", 4), ("num", 0)))
     if bool(block) == bool(blocks):
         raise CheckpointError(
             f"boft_block_size is {block} and boft_block_num {blocks}, of which PEFT takes one", where=path
         )
     return {"factors": factors, "block": block, "blocks": blocks}
+
+
+def _check_layers(config: Mapping[str, Any], path: str) -> None:
+    if given.names(config, "layers_pattern", path) and config.get("layers_to_transform") is None:
+        raise CheckpointError("layers_pattern is set and layers_to_transform is not, which PEFT refuses", where=path)
 
 
 def _scaled(config: Mapping[str, Any], path: str, least: int = 1) -> dict[str, Any]:

@@ -10,7 +10,8 @@ What PEFT 0.21 saves, <module> being a module of the base, <whole> being `weight
             <module>.modules_to_save.<adapter's name>.<part>.<whole>, .original_module.<part>.<whole>
     LoRA    <module>.lora_A.weight [r, in], .lora_B.weight [out, r]; .lora_B.bias [out] with lora_bias;
             .lora_embedding_A [r, rows], .lora_embedding_B [dim, r] for an embedding; .lora_magnitude_vector with
-            use_dora (`.weight` behind it in files of some versions): [out], of an embedding [dim];
+            use_dora (`.weight` behind it in files of some versions; of a grown embedding both, alike): [out], of an
+            embedding [dim];
             <module>.token_adapter.trainable_tokens_delta [n, dim], for trainable_token_indices
     BOFT    <module>.boft_R [m, D, b, b], m butterfly factors, D blocks of b columns, D * b = in; .boft_s [out, 1]
     SHiRA   <module>.shira_weight [n]; .shira_indices [2, n]
@@ -20,7 +21,7 @@ What PEFT 0.21 saves, <module> being a module of the base, <whole> being `weight
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 PREFIX = "base_model.model."
@@ -55,6 +56,8 @@ _OF_ALL = {
     "bias": "bias",
 }
 _COPIES = {"weight": "copy of the weight", "bias": "copy of the bias"}
+TWICE = "copy of the magnitude"
+_MAGNITUDE = ".lora_magnitude_vector"
 
 
 @dataclass(slots=True)
@@ -68,7 +71,7 @@ class Brought:
     @property
     def matrices(self) -> set[str]:
         """Roles besides whole tensors and rows."""
-        return self.roles.keys() - {*_OF_ALL.values(), *_COPIES.values(), "rows"}
+        return self.roles.keys() - {*_OF_ALL.values(), *_COPIES.values(), TWICE, "rows"}
 
 
 def original(name: str) -> str | None:
@@ -78,6 +81,12 @@ def original(name: str) -> str | None:
         return None
     *within, leaf = after.split(".")
     return ".".join([before, *within[1:], leaf])  # the first is the name of the adapter
+
+
+def copied(name: str, there: Container[str]) -> str | None:
+    """As `original`, and of a magnitude that is there twice; there: the tensors of the file."""
+    other = name.removesuffix(".weight") if name.endswith(_MAGNITUDE + ".weight") else None
+    return other if other is not None and other in there else original(name)
 
 
 def by_module(names: Iterable[str], kind: str) -> dict[str, Brought]:
@@ -102,6 +111,8 @@ def by_module(names: Iterable[str], kind: str) -> dict[str, Brought]:
         brought = found.setdefault(module, Brought(module))
         if not role:
             brought.unused.append(name)
+        elif role == "magnitude" and name == brought.roles.get(role, "") + ".weight":
+            brought.roles[TWICE] = name
         elif role in brought.roles:
             raise ValueError(f"tensors {brought.roles[role]} and {name} are both the {role} of {module}")
         else:

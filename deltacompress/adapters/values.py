@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from deltacompress.adapters.adapter import Adapter
 from deltacompress.adapters.records import Change, Sparse
-from deltacompress.adapters.tensors import original
+from deltacompress.adapters.tensors import copied
 from deltacompress.checkpoints.header import FLOATS, ITEMSIZE, TensorSpan
 from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.errors import CheckpointError
@@ -57,7 +57,7 @@ def check_values(adapter: Adapter) -> None:
             if change.sparse is not None:
                 _check_entries(file, adapter, change, change.sparse)
         for name in adapter.tensors:
-            if (other := original(name)) is not None:
+            if (other := copied(name, adapter.tensors)) is not None:
                 _check_copy(file, adapter, name, other)
 
 

@@ -25,6 +25,7 @@ from deltacompress.errors import BaseMismatchError, CheckpointError
 Tensors = dict[str, NDArray[Any]]
 TABLE, HEAD = f"{AT}model.embed_tokens", f"{AT}lm_head"
 TOKENS = LORA | {"trainable_token_indices": [1, 5]}
+K = "model.layers.0.self_attn.k_proj"
 BOFT = config("BOFT", boft_block_size=2)
 SHIRA = config("SHIRA", r=1)
 
@@ -211,7 +212,11 @@ AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "of another kind": (BOFT, boft() | lora(), "among modules_to_save|is no tensor of a boft adapter"),
     "no magnitude": (LORA | {"use_dora": True}, lora(), "has no magnitude, but use_dora is set"),
     "magnitude": (LORA, dora(), "has a magnitude, but use_dora is not set"),
-    "two magnitudes": (LORA | {"use_dora": True}, dora() | dora(tail=".weight"), "are both the magnitude of"),
+    "two magnitudes": (
+        LORA | {"use_dora": True},
+        dora() | dora((5,), ".weight"),
+        "are both the magnitude of .*, and not alike",
+    ),
     "B with a bias": (LORA, lora() | {f"{AT}{Q}.lora_B.bias": numbers(4)}, "lora_B.bias, but lora_bias is not set"),
     "B without": (LORA | {"lora_bias": True}, lora(), "no lora_B.bias, but lora_bias is set"),
     "both": (LORA | {"lora_bias": True, "use_dora": True}, dora(), "which PEFT does not take together"),
@@ -416,13 +421,15 @@ def test_a_head_that_is_left_out_by_the_name_that_the_model_has_for_it(tmp_path:
         whole = {f"{HEAD}.weight": numbers(12, 8)} if "modules_to_save" in left_out else {}
         found = opened(tmp_path / str(k), both | left_out, lora() | whole, base).changes
         assert [name for name, one in found.items() if one.low_rank] == [Q]
-    has_none = (
-        nullcontext() if called == "embed_out.weight" else pytest.raises(CheckpointError, match="nothing of lm_head")
-    )
-    with has_none:
+    with pytest.raises(CheckpointError, match="nothing of lm_head"):
         opened(tmp_path / "b", both | {"modules_to_save": ["lm_head"]}, lora(), base)
     with pytest.raises(CheckpointError, match="has no matrices for its target module lm_head"):
         opened(tmp_path / "c", both, lora(), base)
+    if called is not None:  # by the name that only the checkpoint has PEFT saves nothing, however often
+        by_checkpoint = LORA | {"target_modules": ["q_proj", "embed_out"]}
+        with pytest.raises(CheckpointError, match=r"target module embed_out, and the base no such .*; take it out of"):
+            opened(tmp_path / "d", by_checkpoint, lora(), base)
+        assert list(opened(tmp_path / "e", LORA | {"modules_to_save": ["embed_out"]}, lora(), base).changes) == [Q]
 
 
 def test_what_is_left_out_of_a_base_without_prefixes(tmp_path: Path) -> None:
@@ -606,13 +613,46 @@ def test_an_expression_is_told(tmp_path: Path) -> None:
         ({"exclude_modules": ".*k_proj"}, told.replace("target", "exclude")),
         ({"target_modules": Q}, None),
         ({"target_modules": Q.replace("0", ".")}, None),  # any sign, as in an expression
-        ({"target_modules": "all-linear"}, None),
-        ({"target_modules": "All-Linear"}, None),
+        ({"exclude_modules": K}, None),
+        ({"exclude_modules": "q_proj"}, None),  # not all of a name, so it means no module
         ({}, None),
     ]
     for k, (fields, wanted) in enumerate(cases):
         found = opened(tmp_path / str(k), LORA | fields, lora())
         assert (found.unread_note, found.notes) == (wanted, [] if wanted is None else [wanted])
+
+
+@pytest.mark.parametrize("word", ["all-linear", "All-Linear"])
+def test_all_linears_but_the_head(tmp_path: Path, word: str) -> None:
+    """It is known what that means: what is lacking is told, and a table is not among them."""
+    settings = LORA | {"target_modules": word}
+    half = opened(tmp_path / "half", settings, lora())
+    assert half.unread_note is None
+    assert half.notes == [half_note(half.changes, half.settings, [Q, K, "model.embed_tokens", "lm_head"], [])]
+    assert "nothing for 1 of 2 modules that its config names" in half.notes[0]
+    assert opened(tmp_path / "whole", settings, lora() | lora(K)).notes == []
+    for k, table in enumerate((lora("lm_head", outputs=12), embedded())):
+        with pytest.raises(CheckpointError, match="is not among target_modules, which are all linears but the head"):
+            opened(tmp_path / str(k), settings, lora() | lora(K) | table)
+
+
+def test_exclude_modules_as_text_is_one_module(tmp_path: Path) -> None:
+    both = LORA | {"target_modules": ["q_proj", "k_proj"], "exclude_modules": Q}
+    found = opened(tmp_path / "a", both, lora(K))
+    assert (list(found.changes), found.notes) == ([K], [])
+    with pytest.raises(CheckpointError, match=f"module {Q} is the one that exclude_modules names"):
+        opened(tmp_path / "b", both, lora() | lora(K))
+
+
+def test_all_rotations_have_as_many_factors(tmp_path: Path) -> None:
+    """One, where PEFT's extension was missing, has the whole file."""
+    settings = BOFT | {"boft_n_butterfly_factor": 2, "target_modules": ["q_proj", "k_proj"]}
+    of_k = {name.replace(Q, K): one for name, one in boft().items()}
+    assert len(opened(tmp_path / "a", settings, boft() | of_k).changes) == 2
+    with pytest.raises(CheckpointError, match=f"module {Q}: boft_R has 2 factors, that of {K} 1"):
+        opened(tmp_path / "b", settings, boft(2) | of_k)
+    with pytest.raises(CheckpointError, match=f"module {Q}: boft_R has 2 factors, that of {K} 1"):
+        check_alone(read_adapter(tmp_path / "b"))
 
 
 def without(tensors: Tensors, end: str) -> Tensors:

@@ -265,7 +265,8 @@ def test_where_an_adapter_acts() -> None:
         assert parse_settings(LORA | {"layers_to_transform": nothing}, "c").layers is None
     by_name = parse_settings(LORA | {"trainable_token_indices": {"wte": [0], "lm_head": [1]}}, "c")
     assert by_name.tokens == {"wte": (0,), "lm_head": (1,)}
-    assert parse_settings(LORA | {"exclude_modules": r".*(a+)+"}, "c").excluded == ()
+    assert parse_settings(LORA | {"exclude_modules": r".*(a+)+"}, "c").by_expression
+    assert not parse_settings(LORA | {"exclude_modules": "model.norm"}, "c").by_expression
 
 
 @pytest.mark.parametrize(
@@ -277,6 +278,11 @@ def test_where_an_adapter_acts() -> None:
         ("layers_pattern", ["layers", r"h\d"], "must be names of lists of layers"),
         ("layers_pattern", "a.b", "must be names of lists of layers"),
         ("layers_pattern", "layers", "is set and layers_to_transform is not, which PEFT refuses; mend it there"),
+        ("target_modules", "", "must be text or a list of module names, not empty; mend it there"),
+        ("target_modules", "\n", "must be text or a list of module names, not empty"),
+        ("lora_dropout", "0.1", "must be a number from 0 to 1, found '0.1'; mend it there"),
+        ("lora_dropout", None, "must be a number from 0 to 1, found None"),
+        ("task_type", 5, "must be text, found 5"),
         ("exclude_modules", [1], "must be a list of module names"),
         ("trainable_token_indices", [1, 5, 1], "must list rows of the embedding, each once"),
         ("trainable_token_indices", {"wte": []}, "must list rows of 'wte', each once"),
@@ -296,6 +302,33 @@ def test_where_an_adapter_acts_is_checked(name: str, value: object, told: str) -
     with pytest.raises(CheckpointError) as error:
         parse_settings(LORA | {name: value}, "c")
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "model.layers.0.self_attn.q_proj"])
+@pytest.mark.parametrize("fields", [{"layers_to_transform": [0]}, {"layers_to_transform": 1, "layers_pattern": "h"}])
+def test_text_targets_have_no_layers(targets: str, fields: dict[str, object]) -> None:
+    """PEFT takes no such config; of BOFT it passes over them."""
+    with pytest.raises(CheckpointError, match="layers_to_transform is set and target_modules is text, which PEFT"):
+        parse_settings(LORA | fields | {"target_modules": targets}, "c")
+    assert parse_settings(BOFT | fields | {"target_modules": targets}, "c").is_target("model.layers.0.self_attn.q_proj")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"boft_dropout": "x"}, "boft_dropout must be a number from 0 to 1"),
+        ({"layers_pattern": "layers"}, "layers_pattern is set and layers_to_transform is not"),
+    ],
+)
+def test_what_peft_refuses_of_boft(fields: dict[str, object], told: str) -> None:
+    with pytest.raises(CheckpointError, match=told):
+        parse_settings(BOFT | {"target_modules": ["q_proj"]} | fields, "c")
+
+
+def test_a_seed_is_a_number() -> None:
+    parse_settings(SHIRA | {"random_seed": None}, "c")
+    with pytest.raises(CheckpointError, match="random_seed must be a whole number, found 'x'"):
+        parse_settings(SHIRA | {"random_seed": "x"}, "c")
 
 
 def test_a_rotation_has_a_factor_at_least() -> None:

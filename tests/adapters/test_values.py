@@ -126,6 +126,22 @@ def test_copies_are_copies(tmp_path: Path, sizes: dict[str, tuple[int, ...]]) ->
             check_values(open_adapter(write(tmp_path, settings, lora() | head), base))
 
 
+def test_a_magnitude_that_is_there_twice(tmp_path: Path) -> None:
+    """As PEFT writes it of an embedding that has grown: under both its names."""
+    names = [f"{AT}{Q}.lora_magnitude_vector{end}" for end in ("", ".weight")]
+    settings, file = LORA | {"use_dora": True}, lora() | dict.fromkeys(names, numbers(4))
+    adapter = open_adapter(write(tmp_path / "a", settings, file), BASE)
+    check_values(adapter)
+    part = adapter.changes[Q].low_rank
+    assert part is not None
+    assert part.magnitude == names[0]
+    differs = open_adapter(write(tmp_path / "b", settings, file | {names[1]: numbers(4) + 1}), BASE)
+    with pytest.raises(CheckpointError, match="lora_magnitude_vector differ, so which one is meant is not told"):
+        check_values(differs)
+    alone = open_adapter(write(tmp_path / "c", settings, lora() | {names[1]: numbers(4)}), BASE)
+    check_values(alone)
+
+
 def test_a_file_that_is_cut_short_meanwhile(tmp_path: Path) -> None:
     adapter = open_adapter(write(tmp_path, LORA, lora()), BASE)
     adapter.weights.write_bytes(adapter.weights.read_bytes()[:-4])

@@ -91,6 +91,9 @@ CASES = {
     "mica": Case("Lora", {"r": 2, "target_modules": QV, "init_lora_weights": "mica"}),
     "dora": Case("Lora", {"r": 3, "target_modules": LINEAR, "use_dora": True}),
     "dora of an embedding": Case("Lora", {"r": 2, "target_modules": ["q_proj", "embed_tokens"], "use_dora": True}),
+    "dora of an embedding, grown": Case(
+        "Lora", {"r": 2, "target_modules": ["dense", "embed_in"], "use_dora": True}, "gpt-neox", rows=104
+    ),
     "dora of gpt2": Case("Lora", {"r": 2, "target_modules": ["c_attn"], "use_dora": True}, "gpt2"),
     "boft": Case("BOFT", {"boft_block_size": 4, "target_modules": LINEAR}),
     "boft by number": Case(

@@ -10,7 +10,8 @@ from deltacompress.types import TensorInfo
 Shape = tuple[int, ...]
 _TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
-HEAD = "lm_head"
+HEAD, HEAD_OF_NEOX = "lm_head", "embed_out"
+"""What models call it, and what checkpoints of GPT-NeoX do."""
 _TEXT = "model.language_model."
 
 
@@ -54,7 +55,7 @@ def _own(name: str, base: Mapping[str, Shape]) -> str | None:
     if name.startswith(_TEXT):  # of a model that sees, as its file has it
         candidates.append("language_model.model." + name.removeprefix(_TEXT))
     elif name.startswith(f"{HEAD}."):
-        candidates += ["language_model." + name, f"embed_out.{short}"]  # the second: GPT-NeoX
+        candidates += ["language_model." + name, f"{HEAD_OF_NEOX}.{short}"]
     return next((one for one in candidates if one in base), None)
 
 

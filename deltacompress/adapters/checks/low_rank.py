@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from deltacompress.adapters.checks.base import same
 from deltacompress.adapters.records import EmbeddingLowRank, LowRank
 from deltacompress.adapters.settings import AdapterConfig
-from deltacompress.adapters.tensors import Brought
+from deltacompress.adapters.tensors import TWICE, Brought
 from deltacompress.types import TensorInfo
 
 Tensors = Mapping[str, TensorInfo]
@@ -53,6 +53,10 @@ def alone(brought: Brought, tensors: Tensors, settings: AdapterConfig) -> None:
     if len(a) == len(b) == 2 and (a[0], b[1]) != (rank, rank):  # else it is not the base that they do not fit
         told = f"A and B are of rank {a[0]}" if a[0] == b[1] else f"A is of rank {a[0]}, B of {b[1]}"
         raise ValueError(f"module {module}: {told}, by the config it is {rank}")
+    if TWICE in roles:
+        one, two = (tensors[roles[role]] for role in ("magnitude", TWICE))
+        if (one.shape, one.dtype) != (two.shape, two.dtype):
+            raise ValueError(f"tensors {one.name} and {two.name} are both the magnitude of {module}, and not alike")
     if "B bias" in roles and not settings.biased:
         raise ValueError(f"module {module} has a lora_B.bias, but lora_bias is not set")
     if settings.biased and not of and "B bias" not in roles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from deltacompress.adapters.checks.base import DoesNotFitError, same
 from deltacompress.adapters.records import Rotation
@@ -27,6 +27,17 @@ def rotation(
     same(module, "boft_R", tensors[roles["R"]], (factors, blocks, block, block))
     same(module, "boft_s", tensors[roles["s"]], (outputs, 1))
     return Rotation(roles["R"], roles["s"], factors, block)
+
+
+def check_factors(brought: Iterable[Brought], tensors: Mapping[str, TensorInfo]) -> None:
+    """All modules have as many, fallen back to one or not; raises ValueError. Of what `alone` has passed."""
+    first: tuple[str, int] | None = None
+    for one in brought:
+        if "R" in one.roles:
+            factors = tensors[one.roles["R"]].shape[0]
+            if first is not None and factors != first[1]:
+                raise ValueError(f"module {one.module}: boft_R has {factors} factors, that of {first[0]} {first[1]}")
+            first = first or (one.module, factors)
 
 
 def alone(brought: Brought, tensors: Mapping[str, TensorInfo], settings: AdapterConfig) -> None:

@@ -25,6 +25,7 @@ from deltacompress.runtime.variants.adapter_turns import turns_of
 from deltacompress.runtime.variants.variant import Memory
 
 _AGAIN = "load the adapter again"
+_TRAIN_AGAIN = "train it again, or get it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,6 @@ class AdapterTensors:
             raise InputError(
                 f"module {module}: {what} has values that {kind} does not hold",
                 where=self._adapter.weights,
-                way_out=_AGAIN if self.dtype == torch.float32 else "serve with dtype bfloat16 or float32",
+                way_out="serve with dtype bfloat16 or float32" if self.dtype == torch.float16 else _TRAIN_AGAIN,
             )
         return found

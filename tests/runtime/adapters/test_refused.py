@@ -108,6 +108,10 @@ def test_values_that_a_dtype_does_not_hold(family: Family, tmp_path: Path) -> No
         half.load(path, "a")
     for dtype in (torch.bfloat16, torch.float32):
         Runtime.from_base(family.pair.base, dtype=dtype).load(path, "a")
+    beyond = peft_models.change(path, put("lora_B.weight", (0, 0), 1e38), lora_alpha=32)
+    for dtype in (torch.bfloat16, torch.float32):
+        with pytest.raises(InputError, match=r"B times its scale has values that .* does not hold; train it again"):
+            Runtime.from_base(family.pair.base, dtype=dtype).load(beyond, "b")
 
 
 def test_another_base(family: Family, make_pair: Callable[..., Pair]) -> None:
