@@ -237,7 +237,7 @@ def _called(found: Mapping[str, Change], base: Iterable[str]) -> list[str]:
     own = ((one.module, one.tensor.rpartition(".")[0]) for one in found.values() if one.tensor)
     prefix = next((module.removesuffix(name) for module, name in own if module.endswith(name)), "")
     modules = (name.rpartition(".")[0] for name in base)
-    return [HEAD if module == HEAD_OF_NEOX and HEAD_OF_NEOX not in found else prefix + module for module in modules]
+    return [HEAD if module == HEAD_OF_NEOX else prefix + module for module in modules]
 
 
 def _check_names_saved(found: Mapping[str, Change], settings: AdapterConfig, modules: Sequence[str]) -> None:

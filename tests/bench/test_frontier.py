@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,7 +18,7 @@ from deltacompress.bench.frontier import run as frontier
 from deltacompress.bench.frontier import subjects
 from deltacompress.bench.frontier.methods import chosen, points
 from deltacompress.bench.frontier.picture import draw
-from deltacompress.bench.frontier.sketches import SKETCHES
+from deltacompress.bench.frontier.sketches import SKETCHES, _sparsities, by_variance
 from deltacompress.bench.frontier.table import frontier as unbeaten
 from deltacompress.bench.frontier.table import means, to_markdown
 from deltacompress.bench.pairs import run as bench_pairs
@@ -25,6 +26,7 @@ from deltacompress.budget import run as budget
 from deltacompress.budget import target
 from deltacompress.budget.measuring.walk import Walked, walk
 from deltacompress.budget.rungs import template
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.cli.main import main
 from deltacompress.codecs.recipe import CalibrationSpec
 from deltacompress.demo.score import read_task
@@ -125,6 +127,64 @@ def test_largest_keeps_the_largest(delta: torch.Tensor) -> None:
     assert float(delta[kept].abs().min()) >= float(delta[~kept].abs().max()) * 0.9  # some are rounded to zero
     step = (delta * kept).abs().amax(1, keepdim=True) / 7
     assert bool(((found.values - delta)[kept].abs() <= (step * 0.51).expand_as(delta)[kept]).all())
+
+
+def test_impart_keeps_more_of_the_vectors_that_say_more(delta: torch.Tensor) -> None:
+    """The first whole, in 8 bits; of the others the fewer elements, the smaller their singular values are."""
+    left, values, right = torch.linalg.svd(delta, full_matrices=False)
+    values = values * 0.9 ** torch.arange(96)
+    steep = left * values @ right
+    found = SKETCHES["impart"](steep, 0.5 * delta.numel(), chance())
+    assert found is not None
+    along = torch.stack([left[:, k] @ found.values @ right[k] for k in range(96)]) / values
+    assert float((along[0] - 1).abs()) < 0.1
+    kept = _sparsities((values[:39] / values[0]).tolist(), 0.8)
+    assert kept[0] == 0
+    assert kept == sorted(kept)
+    assert len(kept) < 39  # the last ones go whole
+    assert (sum(kept) + 39 - len(kept)) / 39 == pytest.approx(0.8, abs=1 / 39)
+
+
+def test_impart_is_right_on_average(delta: torch.Tensor) -> None:
+    """An element that is kept is scaled up by its vector's share: the vectors that are kept come out as long."""
+    left, values, right = torch.linalg.svd(delta, full_matrices=False)
+    values = values * 0.9 ** torch.arange(96)
+    steep = left * values @ right
+    found = [SKETCHES["impart"](steep, 0.5 * steep.numel(), torch.Generator().manual_seed(k)) for k in range(60)]
+    mean = torch.stack([one.values for one in found if one is not None]).mean(0)
+    along = (left.T @ mean @ right.T).diagonal() / values
+    torch.testing.assert_close(along[:8], torch.ones(8), rtol=0, atol=0.1)
+    assert float(along[8:24].abs().max()) < 0.05  # these go whole
+
+
+def test_ultradelta_draws_as_large_a_share_of_each_value(delta: torch.Tensor) -> None:
+    found = SKETCHES["ultradelta"](delta, 0.8 * delta.numel(), chance())
+    assert found is not None
+    low, top = delta.min().half().float(), delta.max()
+    step = ((top - low) / 15).half().float()
+    codes = ((delta - low) / step).round()
+    kept = found.values != 0
+    share = float(kept.float().mean())
+    for code in range(16):
+        count = int((codes == code).sum())
+        assert int(share * count) <= int(kept[codes == code].sum()) <= (share + 16 / delta.numel()) * count
+    expected = (low + codes * step) / share
+    torch.testing.assert_close(found.values[kept], expected[kept])
+    told = [float((codes == code).float().mean()) for code in range(16)]
+    entropy = -sum(one * math.log2(one) for one in told if one > 0)
+    which = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
+    assert found.bits == pytest.approx(delta.numel() * (which + share * entropy) + 32, rel=0.01)
+
+
+def test_matrices_that_vary_more_get_more_bits() -> None:
+    """By thirds of all weights; all together as many as evenly."""
+    sizes = [100, 300, 200, 150, 250, 200]
+    shares = by_variance([(size, spread) for size, spread in zip(sizes, (0.5, 0.1, 0.9, 0.3, 0.7, 0.2), strict=True)])
+    assert shares[1] == 0.9  # the least, a quarter; the next one would make more than a third of it
+    assert shares[5] == shares[3] == shares[0] == 1
+    assert shares[2] == shares[4] == pytest.approx(1 + 0.1 * 300 / 450)
+    assert sum(share * size for share, size in zip(shares, sizes, strict=True)) == pytest.approx(sum(sizes))
+    assert by_variance([(7, 0.1)]) == [1.0]
 
 
 def test_what_is_measured() -> None:
@@ -396,6 +456,28 @@ def test_sketches_are_laid_into_what_a_recipe_makes_of_the_rest(demo: dict[str, 
     others = sum(one.stat().st_size for one in around.path.iterdir()) - linears
     assert made.linear_bits is not None
     assert made.nbytes == pytest.approx(others + made.linear_bits * weights / 8, abs=1)
+
+
+def test_a_sketch_may_share_bits_out(demo: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By size and standard deviation of each delta: here all of them to one, whatever that is of use for."""
+    pair = subjects.Pair(demo["models"] / "base", demo["models"] / TASK, demo["data"] / TASK / "train.jsonl")
+    around = subjects.rest(pair, tmp_path / "rest", "cpu")
+    seen: list[tuple[int, float]] = []
+
+    def all_to_the_first(matrices: Sequence[tuple[int, float]]) -> list[float]:
+        seen.extend(matrices)
+        return [1.0] + [0.0] * (len(matrices) - 1)
+
+    monkeypatch.setitem(subjects.ALLOTTED, "svd", all_to_the_first)
+    made = subjects.sketched(pair, around, "svd", 4.0, 0, tmp_path)
+    assert made is not None
+    base, before, after = (Checkpoint.open(one) for one in (pair.base, pair.finetuned, made.path))
+    linears = [one for one in around.manifest.tensors if one.kind == "linear"]
+    for k, (one, told) in enumerate(zip(linears, seen, strict=True)):
+        own = base.read(str(one.base_name)).float()
+        delta = before.read(one.name).float() - own
+        assert told == (delta.numel(), pytest.approx(float(delta.std()), rel=1e-5))
+        assert torch.equal(after.read(one.name).float(), own) == (k > 0)
 
 
 def test_the_verb(demo: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

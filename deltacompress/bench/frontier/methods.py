@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from deltacompress.bench.frontier.sketches import SKETCHES
+from deltacompress.bench.frontier.sketches import DRAWN, SKETCHES
 from deltacompress.budget.rungs import RUNGS
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import InputError, option
@@ -16,12 +16,11 @@ from deltacompress.files.content import shipped_yaml
 
 METHODS = (
     "budget,int4-24,int2-24,sign-24,storage,storage-small,int4,int2,deltazip-4bit,deltazip-2bit,"
-    "bitdelta,svd,delta-come,sign+svd,dare,largest"
+    "bitdelta,svd,delta-come,sign+svd,dare,largest,impart,ultradelta"
 )
 RATIOS = (4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0)
 BUDGET = "budget"
 """`compress --target-ratio`: what the budget solver chooses for a size."""
-_DRAWN = ("dare", BUDGET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Chosen:
     def seeded(self) -> bool:
         """Whether a seed changes what comes out."""
         if self.recipe is None:
-            return self.label in _DRAWN
+            return self.label in (BUDGET, *DRAWN)
         return self.recipe.needs_calibration
 
 

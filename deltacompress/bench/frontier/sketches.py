@@ -8,7 +8,7 @@ elsewhere, and 16 for each scale. None calibrates; those that draw take a genera
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,11 @@ _TIERS = ((2, 8), (32, 3))
 """Singular vectors of Delta-CoMe, the largest values first, and bits of an element; those that follow have two."""
 _LEAST_BITS = 2
 _KEPT_BITS = 4
+_PRUNED = 0.6
+"""Share of the singular vectors that ImPart leaves out before it thins the others, where few bits are to be had."""
+_TIER = 0.1
+"""Of the bits of a weight, what UltraDelta gives to matrices that vary much and takes from those that vary little. Its
+code moves two points of sparsity; that is a tenth of what is kept where a fifth is."""
 _MOST = 0.9
 """Share of the weights that are kept at most: beyond it, more of them take fewer bits."""
 
@@ -92,7 +97,7 @@ def dare(delta: Tensor, bits: float, chance: torch.Generator) -> Sketch | None:
 
 def largest(delta: Tensor, bits: float, _: torch.Generator) -> Sketch | None:
     """The largest weights of the matrix, in 4 bits a row's range."""
-    share = _share(bits - _FP16 * len(delta), delta.numel())
+    share = _share(bits - _FP16 * len(delta), delta.numel(), _KEPT_BITS)
     if share is None:
         return None
     count = int(share * delta.numel())
@@ -102,14 +107,111 @@ def largest(delta: Tensor, bits: float, _: torch.Generator) -> Sketch | None:
     return Sketch(_rounded_rows(delta * kept.view_as(delta)), told)
 
 
+def impart(delta: Tensor, bits: float, chance: torch.Generator) -> Sketch | None:
+    """Singular vectors of which the more elements are drawn, the larger their values are (ImPart, Algorithm 1).
+
+    An element that is kept is scaled up by the inverse of its vector's share, and rounded as those of delta_come, by
+    which the paper quantizes. Which they are costs nothing, as of dare. The paper's C is 1, its share of singular
+    vectors that are left out before _PRUNED, or less where their elements would not take all bits.
+    """
+    left, right = _factors(delta)
+    sides, values = (left.T, right), torch.linalg.vector_norm(left, dim=0).square()
+    widths = ([width for count, width in _TIERS for _ in range(count)] + [_LEAST_BITS] * len(values))[: len(values)]
+
+    def cost(counts: list[tuple[int, ...]]) -> int:
+        groups = [[(one, -(-one // _GROUP)) for one in each] for each in counts]
+        return sum(
+            one * width + some * (_FP16 + width)
+            for each, width in zip(groups, widths, strict=False)
+            for one, some in each
+        )
+
+    whole = [tuple(side.shape[1] for side in sides)]
+    vectors = max(math.ceil(len(values) * (1 - _PRUNED)), 1)
+    while vectors < len(values) and cost(whole * vectors) < bits:
+        vectors += 1
+    importance = (values[:vectors] / values[0].clamp_min(torch.finfo(torch.float32).tiny)).tolist()
+
+    def counts(thinned: float) -> list[tuple[int, ...]]:
+        shares = _sparsities(importance, thinned)
+        return [tuple(size - int(size * share) for size in whole[0]) for share in shares]
+
+    low, high = 0.0, 1.0
+    if cost(counts(high)) > bits:
+        return None
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if cost(counts(middle)) <= bits else (middle, high)
+    kept = counts(high)
+    thin = [torch.zeros(len(kept), side.shape[1], device=delta.device) for side in sides]
+    for k, each in enumerate(kept):
+        for to, side, count in zip(thin, sides, each, strict=True):
+            at = torch.randperm(side.shape[1], generator=chance)[:count].to(delta.device)
+            to[k, at] = _rounded(side[k, at] * (side.shape[1] / count), widths[k])
+    return Sketch(thin[0].T @ thin[1], cost(kept))
+
+
+def ultradelta(delta: Tensor, bits: float, chance: torch.Generator) -> Sketch | None:
+    """Weights on a grid of 4 bits from the least to the largest, of each value as large a share, drawn (UltraDelta).
+
+    Codes count at their entropy, and so does which weights are kept, for a reader does not know the values among which
+    was drawn. Where all weights take fewer bits than are to be had the grid has more. What is kept is scaled up by the
+    inverse of its share alone: of the paper's factor for large trace norms no formula was found, its code has 1.
+    """
+    weights, room = delta.numel(), bits - 2 * _FP16
+    for width in range(_KEPT_BITS, _FP16 + 1):
+        codes, low, step = _on_grid(delta, width)
+        found, each = codes.unique(return_counts=True)
+        entropy = float(torch.special.entr(each / weights).sum()) / math.log(2)
+        if weights * entropy > room:
+            break
+    share = _share(room, weights, entropy)
+    if share is None:
+        return None
+    kept = torch.zeros(weights, dtype=torch.bool, device=delta.device)
+    for code in found:
+        places = (codes.flatten() == code).nonzero().squeeze(1)
+        drawn = torch.randperm(len(places), generator=chance)[: int(len(places) * share)]
+        kept[places[drawn.to(delta.device)]] = True
+    scaled = (low + codes * step) * kept.view_as(delta) * (weights / max(int(kept.sum()), 1))
+    return Sketch(scaled, weights * (_entropy(share) + entropy * share) + 2 * _FP16)
+
+
+def by_variance(matrices: Sequence[tuple[int, float]]) -> list[float]:
+    """Of each matrix, by its size and standard deviation, its share of the bits over an even one (UltraDelta).
+
+    The third of all weights that varies least has fewer, the one that varies most as many more; all take as many as
+    they would evenly.
+    """
+    order = sorted(range(len(matrices)), key=lambda one: matrices[one][1])
+    total, before = sum(size for size, _ in matrices), 0
+    shares, least, most = [1.0] * len(matrices), list[int](), list[int]()
+    for one in order:
+        before += matrices[one][0]
+        (least if before * 3 <= total else most if before * 3 > total * 2 else []).append(one)
+    taken = _TIER * sum(matrices[one][0] for one in least)
+    given = sum(matrices[one][0] for one in most)
+    for one in least:
+        shares[one] = 1 - _TIER
+    for one in most:
+        shares[one] = 1 + taken / given
+    return shares
+
+
 SKETCHES: dict[str, Method] = {
     "svd": low_rank,
     "delta-come": delta_come,
     "sign+svd": sign_and_low_rank,
     "dare": dare,
     "largest": largest,
+    "impart": impart,
+    "ultradelta": ultradelta,
 }
 """By the names that tables have."""
+DRAWN = frozenset({"dare", "impart", "ultradelta"})
+"""Those that chance decides."""
+ALLOTTED: dict[str, Callable[[Sequence[tuple[int, float]]], list[float]]] = {"ultradelta": by_variance}
+"""Those that do not give every weight as many bits: by_variance's arguments and result."""
 
 
 def _factors(delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,19 +232,40 @@ def _rounded(vector: Tensor, width: int) -> Tensor:
     return (((groups / step).round() + zero).clamp(0, top) - zero).mul(step).flatten()[: len(vector)]
 
 
+def _on_grid(delta: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes on the grid between the least and the largest weight, the least, and the step."""
+    low = delta.min().half().float()
+    step = ((delta.max() - low) / ((1 << width) - 1)).half().float().clamp_min(torch.finfo(torch.float16).tiny)
+    return ((delta - low) / step).round(), low, step
+
+
+def _sparsities(importance: Sequence[float], mean: float) -> list[float]:
+    """The shares of elements that are left out, of the vectors that keep any; those of all are `mean` on average.
+
+    importance: singular values over the largest, in order. The more important leave out fewer, from `mean` times what
+    they lack; what is too little for the mean so comes from the last vectors, which go whole, but never the first.
+    """
+    shares = [mean * (1 - one) for one in importance]
+    total, last = sum(shares), len(shares)
+    while last > 1 and total < mean * len(shares):
+        last -= 1
+        total += 1 - shares[last]
+    return shares[:last]
+
+
 def _entropy(share: float) -> float:
     """Bits that it takes to say of a weight whether it is kept, of weights of which this share is."""
     return -sum(p * math.log2(p) for p in (share, 1 - share) if p > 0)
 
 
-def _share(bits: float, weights: int) -> float | None:
-    """The share of so many weights that fits: which they are at its entropy, and 4 bits for each."""
-    if weights == 0 or bits < weights * (_entropy(1 / weights) + _KEPT_BITS / weights):
+def _share(bits: float, weights: int, each: float) -> float | None:
+    """The share of so many weights that fits: which they are at its entropy, and `each` bits for a weight."""
+    if weights == 0 or bits < weights * (_entropy(1 / weights) + each / weights):
         return None
     low, high = 1 / weights, _MOST
     for _ in range(60):
         middle = (low + high) / 2
-        fits = weights * (_entropy(middle) + _KEPT_BITS * middle) <= bits
+        fits = weights * (_entropy(middle) + each * middle) <= bits
         low, high = (middle, high) if fits else (low, middle)
     return low
 

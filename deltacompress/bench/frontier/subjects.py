@@ -15,7 +15,7 @@ from torch import Tensor
 from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.records import TensorRecord
 from deltacompress.artifact.restoration import copy_side_files, restore, tensor_info
-from deltacompress.bench.frontier.sketches import SKETCHES
+from deltacompress.bench.frontier.sketches import ALLOTTED, SKETCHES
 from deltacompress.budget.measuring.kept import kept_path
 from deltacompress.budget.measuring.pair import survey_pair
 from deltacompress.budget.run import compress_to
@@ -138,9 +138,17 @@ def sketched(pair: Pair, around: Delta, method: str, ratio: float, seed: int, fo
     chance = torch.Generator().manual_seed(seed)
     values: dict[str, Tensor] = {}
     spent = 0.0
-    for one in linears:
-        before, after = (it.read(name).float() for it, name in ((base, str(one.base_name)), (finetuned, one.name)))
-        found = SKETCHES[method](after - before, allowed * after.numel(), chance)
+
+    def weights_of(one: TensorRecord) -> tuple[Tensor, Tensor]:
+        before = base.read(str(one.base_name)).float()
+        return before, finetuned.read(one.name).float() - before
+
+    shares = [1.0] * len(linears)
+    if method in ALLOTTED:
+        shares = ALLOTTED[method]([(delta.numel(), float(delta.std())) for _, delta in map(weights_of, linears)])
+    for one, share in zip(linears, shares, strict=True):
+        before, delta = weights_of(one)
+        found = SKETCHES[method](delta, allowed * share * delta.numel(), chance)
         if found is not None:
             values[one.name] = (before + found.values).to(DTYPES[one.dtype])
             spent += found.bits
