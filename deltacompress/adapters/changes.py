@@ -41,7 +41,8 @@ def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Sha
     rotation.check_factors(brought.values(), tensors)
     called = _called(found, base)
     _check_targets({module for module, one in brought.items() if one.matrices}, settings, [*called, HEAD])
-    _check_names_saved(found, settings, [*called, *([HEAD] if is_tied(base) else [])])
+    of_model = [one for one in called if one != HEAD_OF_NEOX]
+    _check_names_saved(found, settings, [*of_model, *([HEAD] if is_tied(base) else [])])
     _check_tokens(found, settings, tied=is_tied(base))
     return found
 
@@ -94,7 +95,7 @@ def half_note(
     modules: of the model, that can have matrices; biased: those that have a bias. Which modules an expression means is
     not known.
     """
-    named, told = settings.all_linear or not isinstance(settings.targets, str), list[str]()
+    named, told = not isinstance(settings.targets, str), list[str]()
     if named:
         there = {name for name, one in changes.items() if any((one.low_rank, one.embedding, one.rotation, one.sparse))}
         meant = [one for one in modules if settings.has_matrices(one)]
@@ -231,13 +232,10 @@ def _rosa_parts(brought: Brought, settings: AdapterConfig) -> tuple[Brought | No
 
 
 def _called(found: Mapping[str, Change], base: Iterable[str]) -> list[str]:
-    """Modules of the base as the model calls them: the file's tell the prefix that a checkpoint may leave out; some
-    call the head otherwise.
-    """
+    """Modules of the base as the model calls them: the file's tell the prefix that a checkpoint may leave out."""
     own = ((one.module, one.tensor.rpartition(".")[0]) for one in found.values() if one.tensor)
     prefix = next((module.removesuffix(name) for module, name in own if module.endswith(name)), "")
-    modules = (name.rpartition(".")[0] for name in base)
-    return [HEAD if module == HEAD_OF_NEOX else prefix + module for module in modules]
+    return [prefix + name.rpartition(".")[0] for name in base]
 
 
 def _check_names_saved(found: Mapping[str, Change], settings: AdapterConfig, modules: Sequence[str]) -> None:
@@ -264,7 +262,8 @@ def _check_targets(there: set[str], settings: AdapterConfig, modules: Sequence[s
         if not meant:
             raise NoSuchTargetError(f"has no matrices for its target module {target}, and the base no such module")
         if not settings.by_expression and any(map(settings.has_matrices, meant)):
-            raise ValueError(f"has no matrices for its target module {target}")
+            error = NoSuchTargetError if set(meant) == {HEAD_OF_NEOX} else ValueError
+            raise error(f"has no matrices for its target module {target}")
 
 
 def _check_targets_alone(there: Sequence[str], settings: AdapterConfig) -> None:

@@ -7,11 +7,10 @@ its new fields into every config, switched off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deltacompress.adapters import given
 from deltacompress.errors import CheckpointError
 
 _CONVERT = (
@@ -93,13 +92,6 @@ UNKNOWN_KINDS = {
 }
 """What is not read, though it sounds like it: what it is, and the way out."""
 
-_OF_TRAINING: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "lora_dropout": (given.is_share, "a number from 0 to 1"),
-    "boft_dropout": (given.is_share, "a number from 0 to 1"),
-    "random_seed": (lambda value: value is None or type(value) is int, "a whole number"),
-    "task_type": (lambda value: value is None or isinstance(value, str), "text"),
-}
-"""Fields that nothing here reads, but PEFT, which an adapter is to go back to."""
 _PLAIN_BEGINNINGS = ("gaussian", "eva", "orthogonal", "mica")
 _OTHER_BASES = {
     "pissa": ("PiSSA", _CONVERT),
@@ -129,9 +121,6 @@ def check_fields(config: Mapping[str, Any], kind: str, path: str) -> None:
         what, way_out = known.off[name]
         raise CheckpointError(f"{name} is set, which makes it no plain {kind} ({what})", where=path, way_out=way_out)
     _check_beginning(config.get("init_lora_weights"), path)
-    for name, (fits, called) in _OF_TRAINING.items():
-        if name in known.inert and name in config and not fits(config[name]):
-            raise CheckpointError(f"{name} must be {called}, found {ascii(config[name])[:60]}", where=path)
 
 
 def _check_beginning(value: object, path: str) -> None:

@@ -84,7 +84,12 @@ def is_named(module: str, names: Sequence[str]) -> bool:
 
 def is_plain(text: str) -> bool:
     """Whether an expression is a name: to PEFT it means the one module that is called so."""
-    return re.fullmatch(r"[\w.-]+", text) is not None
+    return len(text) < _MAX_KEY and re.fullmatch(r"[\w.-]+", text) is not None
+
+
+def is_called(module: str, text: str) -> bool:
+    """Whether that name is the module's, whole; text: as `is_plain` has it."""
+    return pattern_of("^" + text).fits(module)
 
 
 def layer_of(module: str, lists: Sequence[str]) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 from deltacompress.adapters import given
 from deltacompress.adapters.checks.base import is_table
 from deltacompress.adapters.fields import FIELDS, MERGE, UNKNOWN_KINDS, check_fields
-from deltacompress.adapters.patterns import Pattern, is_named, is_plain, layer_of, of_module, pattern_of
+from deltacompress.adapters.patterns import Pattern, is_called, is_named, is_plain, layer_of, of_module, pattern_of
 from deltacompress.errors import CheckpointError
 
 ALL_LINEAR = "all-linear"
@@ -84,7 +84,7 @@ class AdapterConfig:
     def why_none(self, module: str) -> str | None:
         """Why it puts none there; None: it does."""
         if isinstance(self.excluded, str):
-            if self.excluded and not self.by_expression and pattern_of("^" + self.excluded).fits(module):
+            if is_plain(self.excluded) and is_called(module, self.excluded):
                 return "is the one that exclude_modules names"
         elif is_named(module, self.excluded):
             return "is among exclude_modules"
@@ -93,7 +93,7 @@ class AdapterConfig:
         if self.all_linear:
             return "is not among target_modules, which are all linears but the head" if is_table(module) else None
         if isinstance(self.targets, str):
-            named = not is_plain(self.targets) or pattern_of("^" + self.targets).fits(module)
+            named = not is_plain(self.targets) or is_called(module, self.targets)
             return None if named else "is not among target_modules"
         if not is_named(module, self.targets):
             return "is not among target_modules"

@@ -11,7 +11,7 @@ Shape = tuple[int, ...]
 _TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 HEAD, HEAD_OF_NEOX = "lm_head", "embed_out"
-"""What models call it, and what checkpoints of GPT-NeoX do."""
+"""What models call it, and what checkpoints of GPT-NeoX do (and its models did, before transformers 5)."""
 _TEXT = "model.language_model."
 
 

@@ -31,13 +31,11 @@ def rotation(
 
 def check_factors(brought: Iterable[Brought], tensors: Mapping[str, TensorInfo]) -> None:
     """All modules have as many, fallen back to one or not; raises ValueError. Of what `alone` has passed."""
-    first: tuple[str, int] | None = None
-    for one in brought:
-        if "R" in one.roles:
-            factors = tensors[one.roles["R"]].shape[0]
-            if first is not None and factors != first[1]:
-                raise ValueError(f"module {one.module}: boft_R has {factors} factors, that of {first[0]} {first[1]}")
-            first = first or (one.module, factors)
+    counts = [(one.module, tensors[one.roles["R"]].shape[0]) for one in brought if "R" in one.roles]
+    for module, factors in counts:
+        if factors != counts[0][1]:
+            first, others = counts[0]
+            raise ValueError(f"module {module}: boft_R has {factors} factors, that of {first} {others}")
 
 
 def alone(brought: Brought, tensors: Mapping[str, TensorInfo], settings: AdapterConfig) -> None:

@@ -21,8 +21,11 @@ _TIERS = ((2, 8), (32, 3))
 """Singular vectors of Delta-CoMe, the largest values first, and bits of an element; those that follow have two."""
 _LEAST_BITS = 2
 _KEPT_BITS = 4
-_PRUNED = 0.6
-"""Share of the singular vectors that ImPart leaves out before it thins the others, where few bits are to be had."""
+_PRUNED = 0.8
+"""Share of the singular vectors that ImPart leaves out before it thins the others, as its code with quantization has
+it, where few bits are to be had."""
+_LEAST_STEP = 2**-24
+"""The least number of fp16."""
 _TIER = 0.1
 """Of the bits of a weight, what UltraDelta gives to matrices that vary much and takes from those that vary little. Its
 code moves two points of sparsity; that is a tenth of what is kept where a fifth is."""
@@ -115,66 +118,63 @@ def impart(delta: Tensor, bits: float, chance: torch.Generator) -> Sketch | None
     vectors that are left out before _PRUNED, or less where their elements would not take all bits.
     """
     left, right = _factors(delta)
-    sides, values = (left.T, right), torch.linalg.vector_norm(left, dim=0).square()
+    values = torch.linalg.vector_norm(left, dim=0).square().tolist()
     widths = ([width for count, width in _TIERS for _ in range(count)] + [_LEAST_BITS] * len(values))[: len(values)]
 
-    def cost(counts: list[tuple[int, ...]]) -> int:
-        groups = [[(one, -(-one // _GROUP)) for one in each] for each in counts]
-        return sum(
-            one * width + some * (_FP16 + width)
-            for each, width in zip(groups, widths, strict=False)
-            for one, some in each
-        )
+    def cost(kept: Sequence[Sequence[int]]) -> int:
+        of_each = zip(kept, widths, strict=False)
+        return sum(count * width + -(-count // _GROUP) * (_FP16 + width) for both, width in of_each for count in both)
 
-    whole = [tuple(side.shape[1] for side in sides)]
-    vectors = max(math.ceil(len(values) * (1 - _PRUNED)), 1)
-    while vectors < len(values) and cost(whole * vectors) < bits:
-        vectors += 1
-    importance = (values[:vectors] / values[0].clamp_min(torch.finfo(torch.float32).tiny)).tolist()
+    vectors, whole = (
+        math.ceil(len(values) * (1 - _PRUNED)),
+        cost([delta.shape] * math.ceil(len(values) * (1 - _PRUNED))),
+    )
+    while vectors < len(values) and whole < bits:
+        vectors, whole = vectors + 1, whole + cost([(0, 0)] * vectors + [delta.shape])
+    importance = [1.0, *(one / values[0] if values[0] else 0.0 for one in values[1:vectors])]
 
-    def counts(thinned: float) -> list[tuple[int, ...]]:
-        shares = _sparsities(importance, thinned)
-        return [tuple(size - int(size * share) for size in whole[0]) for share in shares]
+    def thinned(mean: float) -> list[tuple[int, ...]]:
+        return [tuple(size - int(size * share) for size in delta.shape) for share in _sparsities(importance, mean)]
 
     low, high = 0.0, 1.0
-    if cost(counts(high)) > bits:
+    if cost(thinned(high)) > bits:
         return None
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if cost(counts(middle)) <= bits else (middle, high)
-    kept = counts(high)
-    thin = [torch.zeros(len(kept), side.shape[1], device=delta.device) for side in sides]
-    for k, each in enumerate(kept):
-        for to, side, count in zip(thin, sides, each, strict=True):
+        low, high = (low, middle) if cost(thinned(middle)) <= bits else (middle, high)
+    kept = thinned(high)
+    found = [torch.zeros(len(kept), size, device=delta.device) for size in delta.shape]
+    for k, counts in enumerate(kept):
+        for to, side, count in zip(found, (left.T, right), counts, strict=True):
             at = torch.randperm(side.shape[1], generator=chance)[:count].to(delta.device)
             to[k, at] = _rounded(side[k, at] * (side.shape[1] / count), widths[k])
-    return Sketch(thin[0].T @ thin[1], cost(kept))
+    return Sketch(found[0].T @ found[1], cost(kept))
 
 
 def ultradelta(delta: Tensor, bits: float, chance: torch.Generator) -> Sketch | None:
     """Weights on a grid of 4 bits from the least to the largest, of each value as large a share, drawn (UltraDelta).
 
     Codes count at their entropy, and so does which weights are kept, for a reader does not know the values among which
-    was drawn. Where all weights take fewer bits than are to be had the grid has more. What is kept is scaled up by the
-    inverse of its share alone: of the paper's factor for large trace norms no formula was found, its code has 1.
+    was drawn. Where all weights take fewer bits than are to be had, all are kept, on the finest grid that does. What is
+    kept is scaled up by the inverse of its share alone: of the paper's factor for large trace norms no formula was
+    found, its code has 1.
     """
     weights, room = delta.numel(), bits - 2 * _FP16
-    for width in range(_KEPT_BITS, _FP16 + 1):
-        codes, low, step = _on_grid(delta, width)
-        found, each = codes.unique(return_counts=True)
-        entropy = float(torch.special.entr(each / weights).sum()) / math.log(2)
-        if weights * entropy > room:
-            break
-    share = _share(room, weights, entropy)
+    grids = [_on_grid(delta, width) for width in range(_KEPT_BITS, _FP16 + 1)]
+    fine = [grid for grid in grids if weights * grid.entropy <= room]
+    if fine:
+        return Sketch(fine[-1].values, weights * fine[-1].entropy + 2 * _FP16)
+    grid = grids[0]
+    share = _share(room, weights, grid.entropy)
     if share is None:
         return None
     kept = torch.zeros(weights, dtype=torch.bool, device=delta.device)
-    for code in found:
-        places = (codes.flatten() == code).nonzero().squeeze(1)
-        drawn = torch.randperm(len(places), generator=chance)[: int(len(places) * share)]
+    for code in grid.codes.unique():
+        places = (grid.codes.flatten() == code).nonzero().squeeze(1)
+        drawn = torch.randperm(len(places), generator=chance)[: len(places) - round(len(places) * (1 - share))]
         kept[places[drawn.to(delta.device)]] = True
-    scaled = (low + codes * step) * kept.view_as(delta) * (weights / max(int(kept.sum()), 1))
-    return Sketch(scaled, weights * (_entropy(share) + entropy * share) + 2 * _FP16)
+    scaled = grid.values * kept.view_as(delta) * (weights / max(int(kept.sum()), 1))
+    return Sketch(scaled, weights * (_entropy(share) + grid.entropy * share) + 2 * _FP16)
 
 
 def by_variance(matrices: Sequence[tuple[int, float]]) -> list[float]:
@@ -210,8 +210,6 @@ SKETCHES: dict[str, Method] = {
 """By the names that tables have."""
 DRAWN = frozenset({"dare", "impart", "ultradelta"})
 """Those that chance decides."""
-ALLOTTED: dict[str, Callable[[Sequence[tuple[int, float]]], list[float]]] = {"ultradelta": by_variance}
-"""Those that do not give every weight as many bits: by_variance's arguments and result."""
 
 
 def _factors(delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,11 +230,22 @@ def _rounded(vector: Tensor, width: int) -> Tensor:
     return (((groups / step).round() + zero).clamp(0, top) - zero).mul(step).flatten()[: len(vector)]
 
 
-def _on_grid(delta: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes on the grid between the least and the largest weight, the least, and the step."""
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """codes: of each weight; values: what they stand for; entropy: of a code, in bits."""
+
+    codes: Tensor
+    values: Tensor
+    entropy: float
+
+
+def _on_grid(delta: Tensor, width: int) -> _Grid:
+    """From the least to the largest weight, in 2^width values."""
     low = delta.min().half().float()
-    step = ((delta.max() - low) / ((1 << width) - 1)).half().float().clamp_min(torch.finfo(torch.float16).tiny)
-    return ((delta - low) / step).round(), low, step
+    step = ((delta.max() - low) / ((1 << width) - 1)).half().float().clamp_min(_LEAST_STEP)
+    codes = ((delta - low) / step).round()
+    shares = codes.unique(return_counts=True)[1] / delta.numel()
+    return _Grid(codes, low + codes * step, float(torch.special.entr(shares).sum()) / math.log(2))
 
 
 def _sparsities(importance: Sequence[float], mean: float) -> list[float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.records import TensorRecord
 from deltacompress.artifact.restoration import copy_side_files, restore, tensor_info
-from deltacompress.bench.frontier.sketches import ALLOTTED, SKETCHES
+from deltacompress.bench.frontier.sketches import SKETCHES, by_variance
 from deltacompress.budget.measuring.kept import kept_path
 from deltacompress.budget.measuring.pair import survey_pair
 from deltacompress.budget.run import compress_to
@@ -144,8 +144,8 @@ def sketched(pair: Pair, around: Delta, method: str, ratio: float, seed: int, fo
         return before, finetuned.read(one.name).float() - before
 
     shares = [1.0] * len(linears)
-    if method in ALLOTTED:
-        shares = ALLOTTED[method]([(delta.numel(), float(delta.std())) for _, delta in map(weights_of, linears)])
+    if method == "ultradelta":
+        shares = by_variance([(delta.numel(), float(delta.std(correction=0))) for _, delta in map(weights_of, linears)])
     for one, share in zip(linears, shares, strict=True):
         before, delta = weights_of(one)
         found = SKETCHES[method](delta, allowed * share * delta.numel(), chance)
