@@ -142,6 +142,15 @@ def test_impart_is_right_on_average(delta: torch.Tensor) -> None:
     assert float(along[20:30].abs().max()) < 0.1  # these went whole, before any was thinned
 
 
+def test_impart_leaves_out_fewer_vectors_where_all_bits_would_not_be_spent(delta: torch.Tensor) -> None:
+    vector, grids = 96 + 160, 16 * 3  # one group of 96 elements, two of 160
+    first = 2 * (8 * vector + grids + 8 * 3) + 18 * (3 * vector + grids + 3 * 3)
+    for more in (0, 5):
+        found = SKETCHES["impart"](delta, first + more * (3 * vector + grids + 3 * 3), chance())
+        assert found is not None
+        assert torch.linalg.matrix_rank(found.values, rtol=1e-4) == 20 + more
+
+
 def test_impart_thins_the_vectors_that_say_less() -> None:
     kept = _sparsities([1.0, 0.9, 0.5, 0.2, 0.1, 0.1], 0.5)
     assert kept == pytest.approx([0.0, 0.05, 0.25])  # the last ones go whole, until half of all is left out
@@ -173,6 +182,9 @@ def test_ultradelta_keeps_all_where_all_fit(size: float, delta: torch.Tensor) ->
     found = SKETCHES["ultradelta"](delta * size / 0.01, 4.0 * delta.numel(), chance())
     assert found is not None
     assert 2.9 * delta.numel() < found.bits <= 4.0 * delta.numel()
+    finer = SKETCHES["ultradelta"](delta * size / 0.01, 6.0 * delta.numel(), chance())
+    assert finer is not None
+    assert finer.bits > 4.9 * delta.numel()
     assert float((found.values - delta * size / 0.01).norm() / (delta * size / 0.01).norm()) < 0.2
 
 

@@ -136,7 +136,7 @@ def impart(delta: Tensor, bits: float, chance: torch.Generator) -> Sketch | None
     def thinned(mean: float) -> list[tuple[int, ...]]:
         return [tuple(size - int(size * share) for size in delta.shape) for share in _sparsities(importance, mean)]
 
-    low, high = 0.0, 1.0
+    low, high = 0.0, 0.0 if cost(thinned(0.0)) <= bits else 1.0
     if cost(thinned(high)) > bits:
         return None
     for _ in range(40):
