@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -121,16 +122,14 @@ def impart(delta: Tensor, bits: float, chance: torch.Generator) -> Sketch | None
     values = torch.linalg.vector_norm(left, dim=0).square().tolist()
     widths = ([width for count, width in _TIERS for _ in range(count)] + [_LEAST_BITS] * len(values))[: len(values)]
 
-    def cost(kept: Sequence[Sequence[int]]) -> int:
-        of_each = zip(kept, widths, strict=False)
-        return sum(count * width + -(-count // _GROUP) * (_FP16 + width) for both, width in of_each for count in both)
+    def of_vector(counts: Sequence[int], width: int) -> int:
+        return sum(count * width + -(-count // _GROUP) * (_FP16 + width) for count in counts)
 
-    vectors, whole = (
-        math.ceil(len(values) * (1 - _PRUNED)),
-        cost([delta.shape] * math.ceil(len(values) * (1 - _PRUNED))),
-    )
-    while vectors < len(values) and whole < bits:
-        vectors, whole = vectors + 1, whole + cost([(0, 0)] * vectors + [delta.shape])
+    def cost(kept: Sequence[Sequence[int]]) -> int:
+        return sum(map(of_vector, kept, widths))
+
+    least, whole = len(values) * (1 - _PRUNED), accumulate(of_vector(delta.shape, width) for width in widths)
+    vectors = next((k for k, total in enumerate(whole, 1) if k >= least and total >= bits), len(values))
     importance = [1.0, *(one / values[0] if values[0] else 0.0 for one in values[1:vectors])]
 
     def thinned(mean: float) -> list[tuple[int, ...]]:
@@ -160,11 +159,11 @@ def ultradelta(delta: Tensor, bits: float, chance: torch.Generator) -> Sketch | 
     found, its code has 1.
     """
     weights, room = delta.numel(), bits - 2 * _FP16
-    grids = [_on_grid(delta, width) for width in range(_KEPT_BITS, _FP16 + 1)]
-    fine = [grid for grid in grids if weights * grid.entropy <= room]
-    if fine:
-        return Sketch(fine[-1].values, weights * fine[-1].entropy + 2 * _FP16)
-    grid = grids[0]
+    width, grid = _KEPT_BITS, _on_grid(delta, _KEPT_BITS)
+    if weights * grid.entropy <= room:
+        while width < _FP16 and weights * (finer := _on_grid(delta, width + 1)).entropy <= room:
+            width, grid = width + 1, finer
+        return Sketch(grid.values, weights * grid.entropy + 2 * _FP16)
     share = _share(room, weights, grid.entropy)
     if share is None:
         return None
