@@ -91,6 +91,13 @@ def come_and_go(
         running.cancel(name)
 
 
+def check_line(running: Engine) -> None:
+    """Of those in line it is known how many tokens are to be computed: all, unless what was waits on the host."""
+    turns = running._scheduler._turns
+    left = [0 if one.swapped else turns._requests[one.id].length for one in turns._desk.line]
+    assert turns.pending == sum(left)
+
+
 def check_as_alone(log: Log, wanted: Mapping[str, tuple[tuple[int, ...], str]], cancelled: set[str]) -> None:
     """Each call has what it gets alone, or the beginning of that if it was cancelled."""
     for name, (tokens, finish) in wanted.items():

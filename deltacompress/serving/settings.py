@@ -69,9 +69,9 @@ class Settings:
     backend: str = "auto"
     tp: int = 1
     budget_bytes: int | None = None
-    max_batch: int = 64
+    max_batch: int = 128
     max_queue: int = 1024
-    step_tokens: int = 512
+    step_tokens: int = 1024
     prefix_bytes: int = 1 << 30
     swap_bytes: int = 0
     profile: Path | None = None

@@ -123,7 +123,7 @@ class TestVerb:
             assert row["ratio"] == pytest.approx(row["simulated"] / row["measured"])
         assert found["times"]["load_ms"] == told["load_ms"] > 0
         head = ("trace", "popularity", "seed", "scale", "system", "variants", "slots", "max_batch", "step_tokens")
-        assert [found[key] for key in head] == ["poisson", "zipf-1.5", 3, 0.03, system, 4, slots, 64, 512]
+        assert [found[key] for key in head] == ["poisson", "zipf-1.5", 3, 0.03, system, 4, slots, 128, 1024]
 
     @staticmethod
     def _check_figures(found: dict[str, Any], told: dict[str, Any]) -> None:
@@ -196,11 +196,11 @@ class TestReplay:
         assert let_go(packed)
 
     def test_steps_have_the_tokens_that_the_engine_computed(self, packed: Models) -> None:
-        """Of a prompt of 13 beside one that decodes: half pieces of 8, as no more than 16 wait."""
+        """Of a prompt of 13 beside one that decodes, in pieces of 8."""
         start(packed)
         asked = [Asked(0, None, Arrival(0.0, 9, 400)), Asked(1, None, Arrival(0.1, 13, 2))]
         _, steps = replay(packed, asked, EngineLimits(step_tokens=8), 0)
-        assert [one.prompt_tokens for one in steps if one.prompt_tokens] == [9, 4, 4, 4, 1]
+        assert [one.prompt_tokens for one in steps if one.prompt_tokens] == [9, 8, 5]
 
     def test_who_gives_way(self, packed: Models) -> None:
         """One slot: hot requests skip past a cold one, and give way when the one before it has ended."""

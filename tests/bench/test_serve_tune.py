@@ -28,7 +28,7 @@ def test_tuned_and_served(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert main(["bench", "serve", "--tune", *SHORT, "--slots", "1", "--profile-out", str(path)]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [(row["slots"], row["max_batch"], row["step_tokens"]) for row in data["rows"]] == [
-        (1, 64, 512), (2, 8, 128)
+        (1, 128, 1024), (2, 8, 128)
     ]  # fmt: skip
     most = 1.1 * min(row["measured_s"] for row in data["rows"])
     best = min((row for row in data["rows"] if row["measured_s"] <= most), key=lambda row: row["simulated_s"])
@@ -81,7 +81,7 @@ def test_no_more_runs_than_are_allowed(
     monkeypatch.setattr(tune, "__version__", "0.0.9")
     path = tmp_path / "p.json"
     assert main(["bench", "serve", "--tune", *SHORT, "--runs", "2", "--profile-out", str(path)]) == 0
-    assert [row["max_batch"] for row in json.loads(capsys.readouterr().out)["rows"]] == [64, 65]
+    assert [row["max_batch"] for row in json.loads(capsys.readouterr().out)["rows"]] == [128, 129]
     assert main(["bench", "serve", *SHORT, "--profile", str(path)]) == 2
     assert "was made by version '0.0.9'" in capsys.readouterr().err
 

@@ -72,18 +72,28 @@ class TestWorld:
     @pytest.mark.parametrize(
         ("prompts", "pieces"),
         [
-            ([12], [5, 5, 2]),  # no more than 80 wait: half pieces
-            ([90], [10, *[5] * 16]),
-            ([6, 6], [5, 1, 5, 1]),  # what does not fit beside another waits for a step of its own
-            ([3, 2], [5]),
-            ([44, 44], [10, *[5] * 6, 4, *[5] * 8, 4]),
+            ([12], [5, 2, 2, 2, 1]),  # no more than 20 wait: half of 10; no more than 10: a quarter
+            ([90], [*[10] * 7, 5, 5, *[2] * 5]),
+            ([6, 6], [5, 1, 2, 2, 2]),  # what does not fit beside another waits for a step of its own
+            ([3, 2], [2, 1, 2]),
+            ([44, 44], [*[10] * 4, 4, 10, 10, 10, 5, 2, 2, 2, 2, 1]),
         ],
     )
-    def test_prompts_beside_a_row(self, prompts: list[int], pieces: list[int]) -> None:
+    def test_prompts_beside_a_row(self, monkeypatch: pytest.MonkeyPatch, prompts: list[int], pieces: list[int]) -> None:
         """It decodes from 0.51 on; they come meanwhile. Each step takes 16 ms, and each token of theirs 1."""
+        monkeypatch.setattr("deltacompress.runtime.engine.policy.portions._FEWEST", 1)
         world = served([(Arrival(0.0, 10, 40), "a"), *((Arrival(0.505, one, 1), "a") for one in prompts)])
         *_, last = world.courses.values()
         assert last.end_s == pytest.approx(0.526 + 0.016 * (len(pieces) - 1) + 0.001 * sum(pieces))
+
+    @pytest.mark.parametrize(("in_line", "pieces"), [(30, [10, 2]), (1, [5, 2, 2, 2, 1])])
+    def test_who_waits_for_a_row_waits_too(
+        self, monkeypatch: pytest.MonkeyPatch, in_line: int, pieces: list[int]
+    ) -> None:
+        monkeypatch.setattr("deltacompress.runtime.engine.policy.portions._FEWEST", 1)
+        asked = [(Arrival(0.0, 10, 40), "a"), (Arrival(0.505, 12, 1), "a"), (Arrival(0.505, in_line, 1), "a")]
+        _, course, _ = served(asked, replace(SETTING, rows=2)).courses.values()
+        assert course.end_s == pytest.approx(0.526 + 0.016 * (len(pieces) - 1) + 0.001 * sum(pieces))
 
     def test_two_variants_at_once(self) -> None:
         """The second load waits for the first; a hit is a variant that is there when its request comes."""

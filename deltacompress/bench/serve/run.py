@@ -76,7 +76,7 @@ def run_steady(
     setup: Setup,
     asked: Steadiness,
     *,
-    step_tokens: int = 512,
+    step_tokens: int = 1024,
     prefix_bytes: int = 1 << 30,
     reporter: Reporter | None = None,
 ) -> ServeBench:

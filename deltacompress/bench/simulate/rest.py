@@ -14,7 +14,7 @@ from deltacompress.bench.traffic.popularity import assigned
 from deltacompress.errors import InputError, option
 from deltacompress.serving.profile import Profile
 
-DEFAULT = Choice(16, 64, 512)
+DEFAULT = Choice(16, 128, 1024)
 """What is served without a profile."""
 
 

@@ -127,7 +127,7 @@ class World:
         """
         running, ended = self._desk.running.values(), list[Ticket]()
         pending = sorted((one for one in running if one.pending), key=lambda one: one.place)
-        waiting, alone = sum(one.pending for one in pending), len(pending) == len(running)
+        waiting, alone = sum(one.pending for one in pending) + self._desk.line.pending, len(pending) == len(running)
         left = most = most_tokens(self._setting.chunk, waiting, alone=alone)
         for ticket in pending:
             taken = min(ticket.pending, most)

@@ -30,10 +30,12 @@ Slots = Annotated[
 Variants = Annotated[int, typer.Option(min=1, max=10_000, help="That are served.")]
 Scale = Annotated[float, typer.Option(help="Of all lengths, at most 1: for small models.")]
 MaxBatch = Annotated[
-    int | None, typer.Option(min=1, max=4096, help="Requests that run at once.", show_default="64, --profile's")
+    int | None,
+    typer.Option(min=1, max=4096, help="Requests that run at once.", show_default="128, --profile's; with --http 64"),
 ]
 StepTokens = Annotated[
-    int | None, typer.Option(min=1, max=1_000_000, help="Tokens of prompts in a step.", show_default="512, --profile's")
+    int | None,
+    typer.Option(min=1, max=1_000_000, help="Tokens of prompts in a step.", show_default="1024, --profile's"),
 ]
 PrefixCache = Annotated[int, typer.Option(min=0, max=2**20, help="MiB for what prompts have in common.")]
 SimulateCheck = Annotated[

@@ -42,13 +42,13 @@ Budget = Annotated[
     ),
 ]
 MaxBatch = Annotated[
-    int | None, typer.Option(help="Requests that run at once, at most.", show_default="64, or the profile's")
+    int | None, typer.Option(help="Requests that run at once, at most.", show_default="128, or the profile's")
 ]
 MaxQueue = Annotated[int, typer.Option(help="Requests that wait, at most; more are told 429.")]
 StepTokens = Annotated[
     int | None,
     typer.Option(
-        help="Tokens of prompts in a step in which others wait for theirs.", show_default="512, or the profile's"
+        help="Tokens of prompts in a step in which others wait for theirs.", show_default="1024, or the profile's"
     ),
 ]
 ProfileIn = Annotated[

@@ -237,7 +237,7 @@ class Scheduler:
         if self._prompts.requests:
             self._flight.tell(self._turns.end)  # before the device is busy with them
             self._prompts.drop(())  # one that gave way before its text was told, which ended it
-        through, joining, tokens = self._prompts.step(alone=not self.decoder.rows)
+        through, joining, tokens = self._prompts.step(alone=not self.decoder.rows, in_line=self._turns.pending)
         self._pace.computes(tokens)
         if self._beside and self.decoder.rows:  # whose step is launched before first tokens of others are waited for
             self._through, through = through, []

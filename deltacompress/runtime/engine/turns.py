@@ -45,6 +45,11 @@ class Turns:
         return len(self._desk.line), len(self._desk.running)
 
     @property
+    def pending(self) -> int:
+        """Tokens that are to be computed for those in line, as far as it is known now."""
+        return self._desk.line.pending
+
+    @property
     def running(self) -> list[Request]:
         """Those that hold their variant, in the order in which they started."""
         return [self._requests[name] for name in self._desk.running]
@@ -67,6 +72,7 @@ class Turns:
     def back(self, requests: Iterable[Request]) -> None:
         """Some that run stand in line again, at their places."""
         for request in requests:
+            self._desk.running[str(request.index)].pending = request.length
             self._desk.back(str(request.index))
             self._leave(request)
 
@@ -139,7 +145,8 @@ class Turns:
         self._arrive()
         plan = self._plan(rows, {*computing, *started})
         preempted = [self._requests[one.ticket.id] for one in plan.preempt]
-        for request in preempted:
+        for one, request in zip(plan.preempt, preempted, strict=True):
+            one.ticket.pending = 0 if one.how == "swap" else request.length
             self._leave(request)
         outgrown = [self._requests[ticket.id] for ticket in plan.outgrown]
         for request, ticket in zip(outgrown, plan.outgrown, strict=True):

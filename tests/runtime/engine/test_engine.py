@@ -141,7 +141,7 @@ def test_a_long_prompt_lets_others_go_on(runtime: Runtime) -> None:
     running.step()
     running.submit(Call("long", "b", tuple(random_ids(46)), 2))
     before = len(log.tokens("short"))
-    for step in range(1, 19):  # 46 tokens, 4 at a time, and 2 once no more than 32 are left
+    for step in range(1, 12):  # 46 tokens, 4 at a time
         running.step()
         assert len(log.tokens("short")) == before + step
         assert "long" not in log.events
@@ -149,6 +149,28 @@ def test_a_long_prompt_lets_others_go_on(runtime: Runtime) -> None:
     assert isinstance(log.events["long"][0], Started)
     drain(running)
     assert log.tokens("long") == alone(runtime, Call("", "b", tuple(random_ids(46)), 2))[0]
+
+
+def test_a_step_computes_the_more_of_a_prompt_the_longer_others_wait(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 tokens: all while 40 more wait in line, half of no more than 16, a quarter of no more than 8."""
+    monkeypatch.setattr("deltacompress.runtime.engine.policy.portions._FEWEST", 1)
+    for others, expected in ((0, [8, 4, 2, 2, 2, 2]), (40, [8, 8, 4])):
+        pieces: list[int] = []
+        running, _ = engine(runtime, max_batch=2, step_tokens=8, prefix_bytes=0)
+        running.submit(Call("first", "a", (5, 6), 30, LONG))
+        running.step()
+        running.submit(Call("long", "b", tuple(random_ids(20)), 2, LONG))
+        if others:
+            running.submit(Call("other", "b", tuple(random_ids(others)), 2, LONG))
+        with monkeypatch.context() as patch:
+            forward = Pieces.forward
+            patch.setattr(Pieces, "forward", lambda self, one: (pieces.append(one.columns), forward(self, one))[1])  # noqa: B023
+            for _ in expected:
+                running.step()
+        assert pieces == expected
+        running.close()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 5, 9])
@@ -502,6 +524,6 @@ def test_prompts_are_bounded_only_beside_calls_that_write(runtime: Runtime, monk
     running.step()
     running.submit(Call("beside", "b", tuple(random_ids(12)), 2, LONG))
     drain(running)
-    assert pieces == [20, 2, 2, 2, 2, 2, 2]
+    assert pieces == [20, 5, 5, 2]
     assert running.computed_tokens == 32
     assert {log.end(name).finish for name in ("alone", "beside")} == {"length"}

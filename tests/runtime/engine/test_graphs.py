@@ -121,7 +121,7 @@ def test_kinds_that_take_turns_are_captured_once(fleet: tuple[Path, dict[str, Pa
         for runtime in runtimes:
             runtime.load(folder, f"lora{rank}")
     plain, runtime = runtimes
-    running, log = engine(runtime, max_batch=6, step_tokens=48)
+    running, log = engine(runtime, max_batch=6, step_tokens=24)
     captured = []
     for turn in range(4):
         for i, name in enumerate(names):

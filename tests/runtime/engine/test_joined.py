@@ -136,9 +136,8 @@ def test_several_at_once_and_what_does_not_fit_by_itself(fleet: Fleet, monkeypat
 
 
 def test_what_joins_is_of_what_a_step_has(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of its tokens, since few wait."""
     runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
-    running, log = begun(runtime, "a", step_tokens=180)
+    running, log = begun(runtime, "a", step_tokens=90)
     seen = Watched(monkeypatch)
     asked = [Call(f"{at}", "b", tuple(random_ids(40, at)), 5, LONG) for at in range(3)]
     for call in asked:
@@ -154,13 +153,13 @@ def test_the_end_of_a_long_prompt_joins(fleet: Fleet, monkeypatch: pytest.Monkey
     """Unless what its tokens look at is too much: 40 and those before each."""
     monkeypatch.setattr(prompts, "_LOOKED_AT", looks)
     runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
-    running, log = begun(runtime, "b", None, step_tokens=40)
+    running, log = begun(runtime, "b", None, step_tokens=20)
     seen = Watched(monkeypatch)
     asked = [Call("long", "a", tuple(random_ids(50, 1)), 5, LONG)]
     running.submit(asked[0])
     drain(running)
     joins = looks == 10 * 45
-    assert seen.pieces == [20, 20] + [10] * (not joins)  # half of a step's tokens, since few wait
+    assert seen.pieces == [20, 20] + [10] * (not joins)
     assert seen.rows[2] == (2 + 10 if joins else 3)
     held(running, log, plain, asked)
 

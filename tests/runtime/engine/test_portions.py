@@ -5,10 +5,14 @@ from __future__ import annotations
 from deltacompress.runtime.engine.policy.portions import fits, most_tokens
 
 
-def test_pieces_are_half_as_long_where_little_waits() -> None:
-    assert [most_tokens(512, waiting, alone=False) for waiting in (1, 4096, 4097, 10**6)] == [256, 256, 512, 512]
-    assert [most_tokens(size, 8, alone=False) for size in (1, 2, 3)] == [1, 1, 1]
-    assert most_tokens(1, 9, alone=False) == 1
+def test_a_step_computes_a_quarter_or_half_where_little_waits() -> None:
+    waiting = (1, 1024, 1025, 2048, 2049, 10**6)
+    assert [most_tokens(1024, one, alone=False) for one in waiting] == [256, 256, 512, 512, 1024, 1024]
+
+
+def test_a_part_is_no_smaller_than_what_a_gpu_takes_as_long_for() -> None:
+    assert [most_tokens(512, waiting, alone=False) for waiting in (512, 1024, 1025)] == [256, 256, 512]
+    assert [most_tokens(size, 1, alone=False) for size in (1, 3, 255, 257, 4096)] == [1, 3, 255, 256, 1024]
 
 
 def test_nobody_waits_for_another_token() -> None:

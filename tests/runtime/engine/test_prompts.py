@@ -120,7 +120,7 @@ def test_those_that_ended_or_gave_way_are_left_out(runtime: Runtime) -> None:
 
 def test_scores_of_a_prompt_that_is_begun_anew(runtime: Runtime) -> None:
     """Those of the pieces that were given up are not told twice."""
-    prompts, made = prompts_of(runtime, 4), request(0, 11)
+    prompts, made = prompts_of(runtime, 2), request(0, 11)
     made.sampling = Sampling(prompt_logprobs=0)
     prompts.add([made])
     with torch.inference_mode():
@@ -136,7 +136,7 @@ def test_scores_of_a_prompt_that_is_begun_anew(runtime: Runtime) -> None:
 def test_more_at_once_where_nobody_waits_for_tokens(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deltacompress.runtime.engine.policy.portions.ALONE_TOKENS", 9)
     for alone, pieces in ((False, [2] * 7), (True, [9, 5])):
-        prompts, made = prompts_of(runtime, 4), request(0, 14)
+        prompts, made = prompts_of(runtime, 2), request(0, 14)
         prompts.add([made])
         before = prompts._pieces.forward
 
@@ -150,11 +150,12 @@ def test_more_at_once_where_nobody_waits_for_tokens(runtime: Runtime, monkeypatc
 
 
 def test_prompts_that_share_a_captured_piece_take_a_step_with_all_that_it_is_padded_to(runtime: Runtime) -> None:
-    """Half of 64 tokens for a step, as few wait: one prompt of 18 leaves no room for two that are padded to 16 each."""
-    prompts, sizes = prompts_of(runtime, 64), list[int]()
+    """32 of 128 tokens for a step, as few wait: one prompt of 18 leaves no room for two that are padded to 16 each."""
+    prompts, sizes = prompts_of(runtime, 128), list[int]()
     made = [request(i, length) for i, length in enumerate((18, 3, 5, 2, 4, 3))]
     made[3].sampling = made[4].sampling = Sampling(prompt_logprobs=0)  # together, and not captured
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deltacompress.runtime.engine.policy.portions._FEWEST", 1)
         for module in ("pieces", "prompts"):
             patch.setattr(f"deltacompress.runtime.engine.steps.{module}.SMALLEST", 16)
         patch.setattr(prompts._pieces, "captures", lambda slot: True)

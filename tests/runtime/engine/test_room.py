@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_calls import alone, calls, check_as_alone, come_and_go, counts, drain, engine, free
+from engine_calls import alone, calls, check_as_alone, check_line, come_and_go, counts, drain, engine, free
 from runtime_cases import as_on_a_gpu, random_ids
 
 from deltacompress.errors import BackendError, InputError
@@ -66,6 +66,7 @@ def test_any_schedule(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, seed: i
         come_and_go(running, log, waiting, cancelled, draw, 0.01)
         if not running.step() and not waiting:
             break
+        check_line(running)
         held = max(held, pages.held)
     assert held <= -(-most // SIZE)
     check_as_alone(log, wanted, cancelled)

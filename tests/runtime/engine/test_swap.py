@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from engine_calls import alone, calls, check_as_alone, come_and_go, counts, drain, engine, free
+from engine_calls import alone, calls, check_as_alone, check_line, come_and_go, counts, drain, engine, free
 from kernels.adapter_cases import ON_GPU
 from runtime_cases import as_on_a_gpu, random_ids
 
@@ -90,8 +90,10 @@ def test_any_schedule(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, seed: i
         if swap.count and troubles and running._scheduler._turns.ran > 1:
             troubles -= 1  # the device has no memory for a step: what is on the host stays good
             running._tell(running._scheduler.retreat(BackendError("no memory")))
+            check_line(running)
         if not running.step() and not waiting:
             break
+        check_line(running)
     check_as_alone(log, wanted, cancelled)
     assert swap.count > 0 or not any(log.end(one.id).preempted for one in asked)
     assert swap.room == sum(map(len, swap._host))

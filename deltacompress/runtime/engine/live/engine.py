@@ -42,9 +42,9 @@ class EngineLimits:
     values of at once; None: as many as the device has memory for.
     """
 
-    max_batch: int = 64
+    max_batch: int = 128
     max_queue: int = 1024
-    step_tokens: int = 512
+    step_tokens: int = 1024
     prefix_bytes: int = 1 << 30
     swap_bytes: int = 0
     kv_tokens: int | None = None

@@ -27,6 +27,11 @@ class Line:
         """All of them by place; takes a sort."""
         return iter(sorted((one for group in self._groups.values() for one in group), key=lambda one: one.place))
 
+    @property
+    def pending(self) -> int:
+        """Tokens of prompts that are to be computed for all of them; takes a look at each."""
+        return sum(one.pending for group in self._groups.values() for one in group)
+
     def add(self, ticket: Ticket) -> None:
         """Let it stand at its place."""
         group = self._groups.setdefault(ticket.variant, [])

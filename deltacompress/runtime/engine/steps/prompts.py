@@ -115,13 +115,14 @@ class Prompts:
             if left:
                 self._groups.append(Group(left))
 
-    def step(self, *, alone: bool = False) -> Through:
+    def step(self, *, alone: bool = False, in_line: int = 0) -> Through:
         """Compute so many tokens as a step has.
 
-        alone: nobody waits for other tokens, so there may be more of these, and there is no step to join.
+        alone: nobody waits for other tokens, so there may be more of these, and there is no step to join; in_line:
+        tokens of prompts that are not here yet.
         """
         found = Through([], {})
-        left = most = self._most(alone)
+        left = most = self._most(alone, in_line)
         while self._groups and left > 0:
             group = self._groups[0]
             if not group.looked_up:
@@ -191,9 +192,9 @@ class Prompts:
                 self._groups.appendleft(left_over)
         return taken - before
 
-    def _most(self, alone: bool) -> int:
-        waiting = sum(len(group.requests) * (group.columns - group.done) for group in self._groups)
-        return most_tokens(self._step_tokens, waiting, alone=alone)
+    def _most(self, alone: bool, in_line: int) -> int:
+        here = sum(len(group.requests) * (group.columns - group.done) for group in self._groups)
+        return most_tokens(self._step_tokens, here + in_line, alone=alone)
 
     def _let_go(self, group: Group) -> None:
         for request in group.requests:
