@@ -175,7 +175,6 @@ def test_a_block_in_one_launch_is_the_loop(
     quantized: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    many = columns == 138
     launch, columns, (bits, kind, group) = sizes(run, columns, quantized, monkeypatch)
     p = problem(ROWS, columns, seed=columns, correlation=1.0)
     sparsity = Sparsity.parse(pattern)
@@ -185,7 +184,6 @@ def test_a_block_in_one_launch_is_the_loop(
     order = obs.activation_order(p.hessian, sparsity.m if sparsity.kind == "n:m" else obs.STEP)
     upper = problem_upper(p, order)
     block = {1: launch * 3 // 2, 3: 16}.get(quantized or 0, launch)  # 1: more than one launch takes
-    monkeypatch.setattr(fused, "_MANY", 1 if many else ROWS + 1)  # one warp, or two
 
     def solved(there: torch.device) -> obs.Solution:
         return obs.solve(
@@ -311,9 +309,11 @@ def test_rows_and_threads_do_not_change_each_other(run: str, pattern: str, monke
         scales = fused.Scales.of(own, torch.arange(132))
         pairs = PairSolver(p.upper) if pattern == "2:4" else None
         compiled.fix(block, 0, sparsity, pairs, scales)
-        gradient = work[1] * 2  # any will do
-        compiled.improve(gradient, work[0], codes, mask, p.hessian, start=0, joint=pattern == "2:4", scales=scales)
-        return [part.T for part in (*work, codes, mask, gradient)]
+        gradient, change = work[1] * 2, torch.empty_like(work[1])  # any will do
+        gain = torch.zeros(len(own.scale))
+        state = (gradient, work[0], codes, mask, p.hessian, change, gain)
+        compiled.improve(*state, start=0, joint=pattern == "2:4", scales=scales)
+        return [part.T for part in (*work, codes, mask, change, gain.unsqueeze(0))]
 
     threads = torch.get_num_threads()
     try:

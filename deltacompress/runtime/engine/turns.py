@@ -7,11 +7,12 @@ where they are. Requests that have no chance are failed, each with its own reaso
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import islice
 
 from deltacompress.errors import BackendError, DeltaCompressError, InputError, IntegrityError
+from deltacompress.runtime.cache.loaded_variant import Sizes
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine.generation_config import Finish
 from deltacompress.runtime.engine.policy.desk import Desk
@@ -185,7 +186,9 @@ class Turns:
             alone=self._pages.most,
         )
         costs, host = self._pace.costs(self._pages.size, self._swap.page_s), self._swap.room
-        return self._desk.plan(list(self._residents()), _Bytes(self._variants), limits, costs, self._rules, host)
+        return self._desk.plan(
+            list(self._residents()), Sizes(self._variants.variants), limits, costs, self._rules, host
+        )
 
     def _to_go_on(self, request: Request, computing: Collection[Request]) -> int:
         """Pages that one that runs holds after the coming step, or once its prompt is through."""
@@ -289,19 +292,3 @@ class Turns:
         if request.holds and request.variant is not None:
             self._variants.release([request.variant])
             request.holds = False
-
-
-class _Bytes(Mapping[str, int]):
-    """Of each loaded variant, on the device."""
-
-    def __init__(self, variants: VariantCache) -> None:
-        self._variants = variants.variants
-
-    def __getitem__(self, name: str) -> int:
-        return self._variants[name].nbytes
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._variants)
-
-    def __len__(self) -> int:
-        return len(self._variants)
