@@ -93,9 +93,9 @@ def come_and_go(
 
 def check_line(running: Engine) -> None:
     """Of those in line it is known how many tokens are to be computed: all, unless what was waits on the host."""
-    turns = running._scheduler._turns
-    left = [0 if one.swapped else turns._requests[one.id].length for one in turns._desk.line]
-    assert turns.pending == sum(left)
+    turns, kept = running._scheduler._turns, running._scheduler.swap._kept
+    waiting = [turns._requests[one.id] for one in turns._desk.line]
+    assert turns.to_compute(1 << 60) == sum(one.length for one in waiting if one not in kept)
 
 
 def check_as_alone(log: Log, wanted: Mapping[str, tuple[tuple[int, ...], str]], cancelled: set[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from deltacompress.arguments import size_in_bytes
 from deltacompress.errors import InputError, install_hint, option, switch
 from deltacompress.runtime.engine.generation_config import check_text
+from deltacompress.runtime.engine.policy.portions import MAX_BATCH, STEP_TOKENS
 from deltacompress.serving.keys import Key, read_key, read_keys
 
 
@@ -69,9 +70,9 @@ class Settings:
     backend: str = "auto"
     tp: int = 1
     budget_bytes: int | None = None
-    max_batch: int = 128
+    max_batch: int = MAX_BATCH
     max_queue: int = 1024
-    step_tokens: int = 1024
+    step_tokens: int = STEP_TOKENS
     prefix_bytes: int = 1 << 30
     swap_bytes: int = 0
     profile: Path | None = None

@@ -55,6 +55,17 @@ def let_go(models: Models) -> bool:
 
 
 class TestOverHttp:
+    def test_as_many_rows_as_streams(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[Any] = []
+
+        def run(_setup: Setup, load: Load, limits: EngineLimits, **_: object) -> None:
+            asked.extend((load.streams, load.calls, limits.max_batch, limits.step_tokens))
+            raise InputError("seen")
+
+        monkeypatch.setattr("deltacompress.bench.http.run.run_http", run)
+        assert main(["bench", "serve", "--http", "--device", "cpu"]) == 2
+        assert asked == [64, 256, 64, 1024]
+
     def test_the_same_calls_both_ways(self, capsys: pytest.CaptureFixture[str]) -> None:
         options = ["--http", "--device", "cpu", "--scale", "0.05", "--max-batch", "4", "--variants", "2", "--json"]
         assert main(["bench", "serve", *options]) == 0

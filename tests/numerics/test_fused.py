@@ -20,7 +20,7 @@ from deltacompress.numerics import obs
 from deltacompress.numerics.compiled import fused as compiled
 from deltacompress.numerics.grid import Grid, GridKind, dequantize, fit_grid
 from deltacompress.numerics.pairs import PairSolver
-from deltacompress.numerics.refine import refine
+from deltacompress.numerics.refine import _improver, refine
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.triton import fused
 
@@ -271,8 +271,41 @@ def test_a_sweep_in_one_launch_is_the_loop(
     assert not torch.equal(wanted, dequantize(first.codes, grid) * first.mask)
     same_rows(p, [found], [wanted])
     assert float(new_gain.sum()) == pytest.approx(float(gain.sum()), rel=OBS_SAME_LOSS.value)
+    fell = p.loss(dequantize(first.codes, grid) * first.mask) - p.loss(found)
+    assert new_gain.cpu().numpy() == pytest.approx(fell, rel=1e-3, abs=1e-5 * fell.max())
     if sparsity.kind == "n:m":
         assert torch.equal(new_mask.sum(1).cpu(), mask.sum(1))
+
+
+@pytest.mark.parametrize("run", ["loops", *RUNS])
+@pytest.mark.parametrize(("pattern", "columns"), [("2:4", 64), ("2:4", 23), ("dense", 23)])
+def test_a_sweep_tells_what_it_changed(run: str, pattern: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each weight; and what stands behind the block in memory is nothing to it."""
+    made = fused._with_room
+
+    def with_nan(square: torch.Tensor) -> torch.Tensor:
+        room = made(square)
+        room.as_strided((16,), (1,), square.numel()).fill_(float("nan"))
+        return room
+
+    monkeypatch.setattr(fused, "_with_room", with_nan)
+    p, sparsity = problem(ROWS, columns, seed=columns, correlation=1.0), Sparsity.parse(pattern)
+    grid = fit_grid(p.target, bits=4, group=columns, kind="minmax")
+    device = on(run, monkeypatch)
+    first = obs.solve(
+        p.target.to(device), p.upper.to(device), sparsity=sparsity, grid=moved(grid, device), selection="diagonal"
+    )
+    assert first.codes is not None
+    value = (dequantize(first.codes.cpu(), grid) * first.mask.cpu()).T.contiguous()
+    gradient = p.hessian @ (value - p.target.T)
+    state = [one.to(device) for one in (gradient, value.clone(), first.codes.T.contiguous(), first.mask.T.contiguous())]
+    change, gain = torch.full_like(state[1], float("nan")), torch.zeros(ROWS, device=device)
+    improve = _improver(moved(grid, device), columns, device)
+    improve(*state, p.hessian.to(device), change, gain, start=0, joint=pattern == "2:4")
+    torch.testing.assert_close(change.cpu(), state[1].cpu() - value)
+    fell = p.loss(value.T) - p.loss(state[1].cpu().T)
+    assert fell.min() >= 0.0
+    assert gain.cpu().numpy() == pytest.approx(fell, rel=1e-3, abs=1e-5 * fell.max())
 
 
 @pytest.mark.gpu

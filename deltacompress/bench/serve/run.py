@@ -25,6 +25,7 @@ from deltacompress.devices import device_name, resolve_device
 from deltacompress.errors import InputError, option, switch
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime.engine.live.engine import EngineLimits
+from deltacompress.runtime.engine.policy.portions import STEP_TOKENS
 from deltacompress.runtime.parallel.parts.split import devices_of
 from deltacompress.serving.profile import Profile
 
@@ -76,7 +77,7 @@ def run_steady(
     setup: Setup,
     asked: Steadiness,
     *,
-    step_tokens: int = 1024,
+    step_tokens: int = STEP_TOKENS,
     prefix_bytes: int = 1 << 30,
     reporter: Reporter | None = None,
 ) -> ServeBench:

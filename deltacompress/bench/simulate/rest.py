@@ -12,9 +12,10 @@ from deltacompress.bench.simulate.times import Times
 from deltacompress.bench.traffic.choice import BY_CHANCE, following, told
 from deltacompress.bench.traffic.popularity import assigned
 from deltacompress.errors import InputError, option
+from deltacompress.runtime.engine.policy.portions import MAX_BATCH, STEP_TOKENS
 from deltacompress.serving.profile import Profile
 
-DEFAULT = Choice(16, 128, 1024)
+DEFAULT = Choice(16, MAX_BATCH, STEP_TOKENS)
 """What is served without a profile."""
 
 

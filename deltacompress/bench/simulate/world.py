@@ -10,7 +10,7 @@ from deltacompress.bench.simulate.times import Times
 from deltacompress.bench.traffic.arrivals import Arrival
 from deltacompress.runtime.engine.policy.desk import Desk
 from deltacompress.runtime.engine.policy.eviction import Eviction
-from deltacompress.runtime.engine.policy.portions import fits, most_tokens
+from deltacompress.runtime.engine.policy.portions import fits, most_tokens, much
 from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules
 from deltacompress.runtime.engine.policy.ticket import Ticket
 
@@ -127,7 +127,9 @@ class World:
         """
         running, ended = self._desk.running.values(), list[Ticket]()
         pending = sorted((one for one in running if one.pending), key=lambda one: one.place)
-        waiting, alone = sum(one.pending for one in pending) + self._desk.line.pending, len(pending) == len(running)
+        waiting, alone = sum(one.pending for one in pending), len(pending) == len(running)
+        if pending and not alone:
+            waiting += self._desk.line.counted(lambda ticket: ticket.pending, much(self._setting.chunk))
         left = most = most_tokens(self._setting.chunk, waiting, alone=alone)
         for ticket in pending:
             taken = min(ticket.pending, most)

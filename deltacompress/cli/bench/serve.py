@@ -14,12 +14,13 @@ from deltacompress.cli.given.options import BenchBackend, BenchDevice, Tp
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.devices import check_driver
 from deltacompress.errors import InputError, option
+from deltacompress.runtime.engine.policy.portions import MAX_BATCH, STEP_TOKENS
 
 if TYPE_CHECKING:
     from deltacompress.serving.profile import Profile
 
 _SPARE = ("late_s", "load_ms", "evictions", "preempted_s", "decode_s", "prefill_s", "load_s", "queue_s", "tokens_s")
-_MAX_BATCH, _STEP_TOKENS, _STREAMS = 128, 1024, 64
+_STREAMS = 64
 _WAIT_S = 30.0
 """With --parts: after the last request may have come, until those that are left are cancelled."""
 
@@ -84,7 +85,7 @@ def _limits(given: Mapping[str, Any], requests: int, profile: Profile | None = N
     """What is given counts, then what the profile says."""
     from deltacompress.runtime.engine.live.engine import EngineLimits
 
-    usual = (_MAX_BATCH, _STEP_TOKENS) if profile is None else (profile.max_batch, profile.step_tokens)
+    usual = (MAX_BATCH, STEP_TOKENS) if profile is None else (profile.max_batch, profile.step_tokens)
     max_batch, step_tokens = (
         value if (own := given[name]) is None else own
         for name, value in zip(("max_batch", "step_tokens"), usual, strict=True)
@@ -124,6 +125,7 @@ def _http(console: Console, given: Mapping[str, Any]) -> None:
     from deltacompress.bench.http.run import run_http
 
     streams = given["max_batch"] or _STREAMS
+    given = {**given, "max_batch": streams}
     load = Load(streams=streams, calls=4 * streams, connections=4 * streams).scaled(given["scale"])
     limits = _limits(given, load.calls)
     with console.progress() as reporter:

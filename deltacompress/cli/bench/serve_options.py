@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from deltacompress.errors import InputError, option, switch
+from deltacompress.runtime.engine.policy.portions import MAX_BATCH, STEP_TOKENS
 
 SystemOption = Annotated[
     Literal["decoupled", "swap"], typer.Option(help="Packed deltas beside one base, or whole models in turn.")
@@ -31,11 +32,13 @@ Variants = Annotated[int, typer.Option(min=1, max=10_000, help="That are served.
 Scale = Annotated[float, typer.Option(help="Of all lengths, at most 1: for small models.")]
 MaxBatch = Annotated[
     int | None,
-    typer.Option(min=1, max=4096, help="Requests that run at once.", show_default="128, --profile's; with --http 64"),
+    typer.Option(
+        min=1, max=4096, help="Requests that run at once.", show_default=f"{MAX_BATCH}, --profile's; with --http 64"
+    ),
 ]
 StepTokens = Annotated[
     int | None,
-    typer.Option(min=1, max=1_000_000, help="Tokens of prompts in a step.", show_default="1024, --profile's"),
+    typer.Option(min=1, max=1_000_000, help="Tokens of prompts in a step.", show_default=f"{STEP_TOKENS}, --profile's"),
 ]
 PrefixCache = Annotated[int, typer.Option(min=0, max=2**20, help="MiB for what prompts have in common.")]
 SimulateCheck = Annotated[

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from deltacompress.cli.shown.console import Console, verb
+from deltacompress.runtime.engine.policy.portions import MAX_BATCH, STEP_TOKENS
 
 Trace = Annotated[str, typer.Option(help="poisson, gamma, or a file: Azure's CSV of 2023, or JSON lines.")]
 Rate = Annotated[
@@ -33,8 +34,8 @@ def simulate(
     variants: Annotated[int, typer.Option(min=1, max=100_000, help="That are asked for.")] = 32,
     seed: Seed = 0,
     slots: Annotated[int, typer.Option(min=1, max=256, help="Variants on the device at once.")] = 16,
-    rows: Annotated[int, typer.Option(min=1, max=4096, help="Requests that run at once.")] = 128,
-    chunk: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of prompts in a step.")] = 1024,
+    rows: Annotated[int, typer.Option(min=1, max=4096, help="Requests that run at once.")] = MAX_BATCH,
+    chunk: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of prompts in a step.")] = STEP_TOKENS,
     max_tokens: Annotated[int, typer.Option(min=1, max=10**6, help="That each request asks for.")] = 1024,
     grace: Annotated[int, typer.Option(min=0, max=10**6, help="Tokens before its end that nobody gives way.")] = 8,
     slo_ttft_s: SloFirst = 1.0,

@@ -14,6 +14,7 @@ from deltacompress.cli.shown.console import Console, verb
 from deltacompress.cli.zoo.options import ZooOption
 from deltacompress.devices import check_driver
 from deltacompress.errors import InputError, option
+from deltacompress.runtime.engine.policy.portions import MAX_BATCH, STEP_TOKENS
 
 if TYPE_CHECKING:
     from deltacompress.serving.settings import Settings
@@ -42,13 +43,14 @@ Budget = Annotated[
     ),
 ]
 MaxBatch = Annotated[
-    int | None, typer.Option(help="Requests that run at once, at most.", show_default="128, or the profile's")
+    int | None, typer.Option(help="Requests that run at once, at most.", show_default=f"{MAX_BATCH}, or the profile's")
 ]
 MaxQueue = Annotated[int, typer.Option(help="Requests that wait, at most; more are told 429.")]
 StepTokens = Annotated[
     int | None,
     typer.Option(
-        help="Tokens of prompts in a step in which others wait for theirs.", show_default="1024, or the profile's"
+        help="Tokens of prompts in a step in which others wait for theirs.",
+        show_default=f"{STEP_TOKENS}, or the profile's",
     ),
 ]
 ProfileIn = Annotated[

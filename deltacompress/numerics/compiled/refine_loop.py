@@ -107,7 +107,7 @@ def _choose(lanes: Any, h: Any, top: Any) -> None:
 
 @compiled
 def _fall(lanes: Any, h: Any) -> None:
-    """Add -(2 g d + d H d) of each row: how much its loss falls by the changes d of a group, which has gradient g."""
+    """Add to the fall of each row's loss what a group with gradient g brings that changes by d: -(2 g d + d H d)."""
     h00, h01, h02, h03, h11, h12, h13, h22, h23, h33 = h
     for r in range(LANES):
         d0, d1 = lanes[_NEW * LANES + r], lanes[(_NEW + 1) * LANES + r]
@@ -165,7 +165,7 @@ def refine_pairs(state: Any, hessian: Any, grid: Any, top: Any, whole: Any, begi
 
 @compiled
 def refine_columns(state: Any, hessian: Any, grid: Any, top: Any, first: Any, begin: Any, end: Any) -> None:
-    """Kept codes of columns first..width-1 re-rounded to the minimum of their parabolas; otherwise as refine_pairs."""
+    """Kept codes of columns first..width-1 re-rounded to the minimum of their parabolas; the gradient stays."""
     gradient, value, codes, mask, change, gain = state
     width = gradient.shape[0]
     tile, own = np.empty((width, LANES), np.float32), np.empty((3, LANES), np.float32)

@@ -57,7 +57,8 @@ def store_four(to, rows, inside, x0, x1, x2, x3):  # type: ignore[no-untyped-def
 def sixteen_of(matrix, factors, moved, a, width, rows, r, inside):  # type: ignore[no-untyped-def]
     """Sixteen columns from `a` on, by fours, plus factors[k, column] * moved[k] of all k before them, one by one.
 
-    A lane has one row and reads what it stored itself, so no lane waits for another.
+    A lane has one row and reads what it stored itself, so no lane waits for another. Columns from `width` on are zeros
+    plus whatever stands after their rows of factors.
     """
     q0, q1 = four_of(matrix, a, width, rows, r, inside), four_of(matrix, a + 4, width, rows, r, inside)
     q2, q3 = four_of(matrix, a + 8, width, rows, r, inside), four_of(matrix, a + 12, width, rows, r, inside)

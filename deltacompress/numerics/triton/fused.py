@@ -25,6 +25,8 @@ from deltacompress.numerics.sparsity import Sparsity
 BLOCK = 128
 """Most columns of one launch; where they are fixed one by one, a tile of them stays in registers."""
 _ROWS = 32
+_A_ROW_A_LANE = {"ROWS": 32, "num_warps": 1}
+"""Of the loops over pairs, whose lanes read what they stored themselves, without a barrier: no two may share a row."""
 _PROBING = Lock()
 
 
@@ -140,16 +142,16 @@ def fix(block: Block, start: int, sparsity: Sparsity, pairs: PairSolver | None, 
     width, rows = block.work.shape
     whole = 0
     mask = block.mask.view(torch.uint8)
-    shared: dict[str, Any] = {"ROWS": _ROWS, "QUANTIZED": scales.dtype is None, "VALUE": _triton_dtype(scales.dtype)}
+    shared: dict[str, Any] = {"QUANTIZED": scales.dtype is None, "VALUE": _triton_dtype(scales.dtype)}
     if pairs is not None:
         from deltacompress.numerics.triton.obs_loop import fix_pairs
 
         whole = width // 4 * 4
         left = _pairs(block.work.device, left=True)
         fix_pairs[_programs(rows)](
-            block.work, block.errors, block.codes, mask, _with_room(block.upper).neg_(),
+            block.work, block.errors, block.codes, mask, torch.neg(block.upper, out=_with_room(block.upper)),
             *pairs.constants(start // 4), left, *scales.at(start), rows, width, whole, scales.top, **shared,
-            num_warps=1,
+            **_A_ROW_A_LANE,
         )  # fmt: skip
     if whole < width:
         from deltacompress.numerics.triton.obs_loop import fix_columns
@@ -158,7 +160,7 @@ def fix(block: Block, start: int, sparsity: Sparsity, pairs: PairSolver | None, 
         fix_columns[_programs(rows)](
             block.work, block.errors, block.codes, mask, block.upper.contiguous(), *scales.at(start), rows, whole,
             width, scales.top, N=sparsity.n, M=sparsity.m if choose else 1, CHOOSE=choose, **shared, BLOCK=BLOCK,
-            num_warps=4 if choose else 2,
+            ROWS=_ROWS, num_warps=4 if choose else 2,
         )  # fmt: skip
 
 
@@ -182,13 +184,13 @@ def improve(
     """
     width, rows = value.shape
     whole = width // 4 * 4 if joint else 0
-    square, flags = _with_room(hessian), mask.view(torch.uint8)
-    state = (gradient, value, codes, flags, square, change, gain)
+    square = _with_room(hessian).copy_(hessian) if whole else hessian.contiguous()
+    state = (gradient, value, codes, mask.view(torch.uint8), square, change, gain)
     if whole:
         from deltacompress.numerics.triton.refine_loop import refine_pairs
 
         refine_pairs[_programs(rows)](
-            *state, _pairs(value.device), *scales.at(start), rows, width, whole, scales.top, ROWS=_ROWS, num_warps=1
+            *state, _pairs(value.device), *scales.at(start), rows, width, whole, scales.top, **_A_ROW_A_LANE
         )
     if whole < width:
         from deltacompress.numerics.triton.refine_loop import refine_columns
@@ -199,8 +201,8 @@ def improve(
 
 
 def _with_room(square: Tensor) -> Tensor:
-    """A copy of [n, n] with 16 zeros after it: kernels read so many numbers anywhere, and use those that it has."""
-    return square.new_zeros(square.numel() + 16)[:-16].view_as(square).copy_(square)
+    """New memory for [n, n], zeros, and some after it: kernels read up to 12 numbers past its end, and use none."""
+    return square.new_zeros(square.numel() + 16)[:-16].view_as(square)
 
 
 def _triton_dtype(dtype: torch.dtype | None) -> Any:

@@ -103,7 +103,7 @@ def fix_pairs(  # type: ignore[no-untyped-def]
             at, there = tl.minimum(a + 4 * i, whole - 4), inside & (r * 0 + (a + 4 * i) < whole)
             e = _fix_four(q0, at, out, tables, kept, grid, rows, r, there, top, QUANTIZED, VALUE, ROWS)
             row = down + at * width + at
-            # the next four come first; what stands behind the sixteenth column is moved by anything, and not used
+            # the next four come first; q3 stays as it was, so what comes after the sixteenth is wrong, and not used
             q0 = moved_by_four(q1, row + 4, width, e)
             q1 = moved_by_four(q2, row + 8, width, e)
             q2 = moved_by_four(q3, row + 12, width, e)

@@ -135,9 +135,9 @@ def refine_pairs(  # type: ignore[no-untyped-def]
         for i in range(4):
             at, there = tl.minimum(a + 4 * i, whole - 4), inside & (r * 0 + (a + 4 * i) < whole)
             d, rise = _refine_four(q0, at, state, hessian, kept, grid, width, rows, r, there, top, ROWS)
-            fall -= rise
+            fall -= tl.where(there, rise, 0.0)
             row = hessian + at * width + at
-            # the next four come first; what stands behind the sixteenth column is moved by anything, and not used
+            # the next four come first; q3 stays as it was, so what comes after the sixteenth is wrong, and not used
             q0 = moved_by_four(q1, row + 4, width, d)
             q1 = moved_by_four(q2, row + 8, width, d)
             q2 = moved_by_four(q3, row + 12, width, d)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -105,19 +104,3 @@ class LoadedVariant:
     def is_idle(self) -> bool:
         """Whether it may leave the device: it is there, and nothing keeps it."""
         return self.installed and not self.users and not self.pin
-
-
-class Sizes(Mapping[str, int]):
-    """Bytes of each loaded variant on the device, looked at when they are asked for."""
-
-    def __init__(self, variants: Mapping[str, LoadedVariant]) -> None:
-        self._variants = variants
-
-    def __getitem__(self, name: str) -> int:
-        return self._variants[name].nbytes
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._variants)
-
-    def __len__(self) -> int:
-        return len(self._variants)

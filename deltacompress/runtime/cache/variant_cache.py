@@ -7,7 +7,7 @@ is as fast (loader.py). What is loaded has no slot until it starts to come to th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from deltacompress.errors import BackendError, InputError
 from deltacompress.kernels import Backend
@@ -275,3 +275,19 @@ class VariantCache:
             if one is not keep and one.arriving is None and one.name not in self._new:
                 total -= one.pinned_bytes
                 one.sources = None
+
+
+class Sizes(Mapping[str, int]):
+    """Bytes of each loaded variant on the device, looked at when they are asked for."""
+
+    def __init__(self, variants: Mapping[str, LoadedVariant]) -> None:
+        self._variants = variants
+
+    def __getitem__(self, name: str) -> int:
+        return self._variants[name].nbytes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._variants)
+
+    def __len__(self) -> int:
+        return len(self._variants)

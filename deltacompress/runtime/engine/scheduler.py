@@ -18,6 +18,7 @@ from deltacompress.errors import BackendError, DeltaCompressError, InputError
 from deltacompress.runtime.batch import BASE
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine.generation_config import Finish
+from deltacompress.runtime.engine.policy.portions import much
 from deltacompress.runtime.engine.policy.state import Rules
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.steps.decoder import Decoder
@@ -237,7 +238,9 @@ class Scheduler:
         if self._prompts.requests:
             self._flight.tell(self._turns.end)  # before the device is busy with them
             self._prompts.drop(())  # one that gave way before its text was told, which ended it
-        through, joining, tokens = self._prompts.step(alone=not self.decoder.rows, in_line=self._turns.pending)
+        alone = not self.decoder.rows
+        in_line = 0 if alone or not self._prompts.requests else self._turns.to_compute(much(self._step_tokens))
+        through, joining, tokens = self._prompts.step(alone=alone, in_line=in_line)
         self._pace.computes(tokens)
         if self._beside and self.decoder.rows:  # whose step is launched before first tokens of others are waited for
             self._through, through = through, []

@@ -12,8 +12,7 @@ from functools import partial
 from itertools import islice
 
 from deltacompress.errors import BackendError, DeltaCompressError, InputError, IntegrityError
-from deltacompress.runtime.cache.loaded_variant import Sizes
-from deltacompress.runtime.cache.variant_cache import VariantCache
+from deltacompress.runtime.cache.variant_cache import Sizes, VariantCache
 from deltacompress.runtime.engine.generation_config import Finish
 from deltacompress.runtime.engine.policy.desk import Desk
 from deltacompress.runtime.engine.policy.state import Limits, Plan, Resident, Rules
@@ -45,10 +44,13 @@ class Turns:
         """Requests in line, and that run; any thread may ask."""
         return len(self._desk.line), len(self._desk.running)
 
-    @property
-    def pending(self) -> int:
-        """Tokens that are to be computed for those in line, as far as it is known now."""
-        return self._desk.line.pending
+    def to_compute(self, most: int) -> int:
+        """Tokens that are to be computed for those in line, added up until they are no fewer than `most`."""
+        return self._desk.line.counted(self._uncomputed, most)
+
+    def _uncomputed(self, ticket: Ticket) -> int:
+        request = self._requests[ticket.id]
+        return 0 if self._swap.holds(request) else request.length
 
     @property
     def running(self) -> list[Request]:
@@ -73,7 +75,6 @@ class Turns:
     def back(self, requests: Iterable[Request]) -> None:
         """Some that run stand in line again, at their places."""
         for request in requests:
-            self._desk.running[str(request.index)].pending = request.length
             self._desk.back(str(request.index))
             self._leave(request)
 
@@ -146,8 +147,7 @@ class Turns:
         self._arrive()
         plan = self._plan(rows, {*computing, *started})
         preempted = [self._requests[one.ticket.id] for one in plan.preempt]
-        for one, request in zip(plan.preempt, preempted, strict=True):
-            one.ticket.pending = 0 if one.how == "swap" else request.length
+        for request in preempted:
             self._leave(request)
         outgrown = [self._requests[ticket.id] for ticket in plan.outgrown]
         for request, ticket in zip(outgrown, plan.outgrown, strict=True):

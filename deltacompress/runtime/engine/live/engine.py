@@ -21,6 +21,7 @@ from deltacompress.runtime.engine.input_processor import InputProcessor
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.events import Counts, Event
 from deltacompress.runtime.engine.live.telling import Telling
+from deltacompress.runtime.engine.policy.portions import MAX_BATCH, STEP_TOKENS
 from deltacompress.runtime.engine.policy.state import Rules
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.scheduler import Scheduler
@@ -42,9 +43,9 @@ class EngineLimits:
     values of at once; None: as many as the device has memory for.
     """
 
-    max_batch: int = 128
+    max_batch: int = MAX_BATCH
     max_queue: int = 1024
-    step_tokens: int = 1024
+    step_tokens: int = STEP_TOKENS
     prefix_bytes: int = 1 << 30
     swap_bytes: int = 0
     kv_tokens: int | None = None

@@ -7,7 +7,7 @@ leftovers, and whoever is removed leaves nothing behind.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from deltacompress.runtime.engine.policy.ticket import Place, Ticket
 
@@ -27,10 +27,15 @@ class Line:
         """All of them by place; takes a sort."""
         return iter(sorted((one for group in self._groups.values() for one in group), key=lambda one: one.place))
 
-    @property
-    def pending(self) -> int:
-        """Tokens of prompts that are to be computed for all of them; takes a look at each."""
-        return sum(one.pending for group in self._groups.values() for one in group)
+    def counted(self, tokens: Callable[[Ticket], int], most: int) -> int:
+        """What `tokens` says of each of them, added up until it is no less than `most`."""
+        found = 0
+        for group in self._groups.values():
+            for ticket in group:
+                if found >= most:
+                    return found
+                found += tokens(ticket)
+        return found
 
     def add(self, ticket: Ticket) -> None:
         """Let it stand at its place."""

@@ -1,25 +1,32 @@
-"""How many tokens of prompts a step computes: the engine's rule, which the simulator follows, too."""
+"""How much a step computes: the engine's usual limits, and its rule for tokens of prompts, as the simulator's."""
 
 from __future__ import annotations
 
+MAX_BATCH, STEP_TOKENS = 128, 1024
+"""Calls that run at once, and tokens of prompts that a step computes, at most, unless somebody says otherwise."""
 ALONE_TOKENS = 1024
 """Tokens that a step computes of prompts, at least, where no request waits for its next token."""
 _FEWEST = 256
 """Tokens of the smallest part of a step's: fewer take a GPU about as long."""
 _LITTLE = ((1, 4), (2, 2))
-"""Where prompts of up to so many steps' tokens wait, a step computes this part of its tokens, a quarter or half."""
+"""(steps, divisor): where prompts of no more than so many steps' tokens wait, a step computes its tokens over that."""
 
 
 def most_tokens(step_tokens: int, waiting: int, *, alone: bool) -> int:
     """Of the coming step: fewer where little waits, so that those that decode wait less for their next token.
 
-    Each costs the less, the more there are of them: a step decodes once, however many prompts go with it. waiting:
-    tokens of all prompts that are on their way or in line; alone: nobody waits for another token.
+    A token of a prompt costs the less, the more there are in a step, which decodes once, however many. waiting: of all
+    prompts that are on their way or in line; alone: nobody waits for another token.
     """
     if alone:
         return max(step_tokens, ALONE_TOKENS)
-    part = next((part for steps, part in _LITTLE if waiting <= steps * step_tokens), 1)
-    return max(step_tokens // part, min(step_tokens, _FEWEST))
+    divisor = next((divisor for steps, divisor in _LITTLE if waiting <= steps * step_tokens), 1)
+    return max(step_tokens // divisor, min(step_tokens, _FEWEST))
+
+
+def much(step_tokens: int) -> int:
+    """Tokens that wait from which on it makes no difference how many they are."""
+    return _LITTLE[-1][0] * step_tokens + 1
 
 
 def fits(tokens: int, left: int, most: int) -> bool:

@@ -84,7 +84,7 @@ class Prompts:
             captured = self._captures(request)
             rows = len(waiting[captured]) + 1
             tokens = padded(rows, request.length) if captured else rows * request.length
-            if rows > 1 and tokens > (min(self._step_tokens // 2, TOGETHER) if captured else self._step_tokens):
+            if rows > 1 and tokens > (min(self._step_tokens, TOGETHER) if captured else self._step_tokens):
                 self._groups.append(Group(waiting[captured]))
                 waiting[captured] = []
             waiting[captured].append(request)
@@ -119,7 +119,7 @@ class Prompts:
         """Compute so many tokens as a step has.
 
         alone: nobody waits for other tokens, so there may be more of these, and there is no step to join; in_line:
-        tokens of prompts that are not here yet.
+        tokens of prompts that are not here yet, as far as they make a difference.
         """
         found = Through([], {})
         left = most = self._most(alone, in_line)

@@ -83,6 +83,10 @@ class Swap:
             self.page_s = (time.perf_counter() - began) / (2 * len(probed))
         self._blocks, self._free = [], places
 
+    def holds(self, request: Request) -> bool:
+        """Whether what a request had in its pages is here."""
+        return request in self._kept
+
     def out(self, request: Request) -> bool:
         """Copy what a request has in its pages; False if there is no room, and it is to be computed again."""
         if not request.pages or len(request.pages) > len(self._free):
