@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deltacompress.runtime.engine.policy.portions import fits, most_tokens
+from deltacompress.runtime.engine.policy.portions import fits, most_tokens, much
 
 
 def test_a_step_computes_a_quarter_or_half_where_little_waits() -> None:
@@ -13,6 +13,13 @@ def test_a_step_computes_a_quarter_or_half_where_little_waits() -> None:
 def test_a_part_is_no_smaller_than_what_a_gpu_takes_as_long_for() -> None:
     assert [most_tokens(512, waiting, alone=False) for waiting in (512, 1024, 1025)] == [256, 256, 512]
     assert [most_tokens(size, 1, alone=False) for size in (1, 3, 255, 257, 4096)] == [1, 3, 255, 256, 1024]
+
+
+def test_who_counts_what_waits_may_stop_there() -> None:
+    for size in (1, 300, 1024, 4096):
+        found = [most_tokens(size, waiting, alone=False) for waiting in (much(size) - 1, much(size), 10**9)]
+        assert found[1:] == [size, size]
+        assert found[0] == max(size // 2, min(size, 256))
 
 
 def test_nobody_waits_for_another_token() -> None:

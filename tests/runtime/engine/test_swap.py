@@ -160,6 +160,8 @@ def test_a_prompt_that_is_not_through_is_computed_again(runtime: Runtime) -> Non
         one._give_way([pending, decoded], [pending, decoded])
     one._turns.back([pending, decoded])
     assert one.swap.count == 1
+    assert one._turns.to_compute(1 << 60) == pending.length  # what the other had is on the host
+    check_line(running)
     drain(running)
     for call in (short, long):
         assert (log.tokens(call.id), log.end(call.id).preempted) == (alone(runtime, call)[0], 1)
