@@ -77,8 +77,6 @@ def improve(
     codes: Tensor,
     mask: Tensor,
     hessian: Tensor,
-    change: Tensor,
-    gain: Tensor,
     *,
     start: int,
     joint: bool,
@@ -89,7 +87,7 @@ def improve(
 
     width, rows = value.shape
     whole = width // 4 * 4 if joint else 0
-    state = tuple(one.numpy() for one in (gradient, value, codes, mask, change, gain))
+    state = (gradient.numpy(), value.numpy(), codes.numpy(), mask.numpy())
     square, grid, top = hessian.contiguous().numpy(), _grid(scales, start, rows), np.float32(scales.top)
     if whole:
         _by_rows(rows, refine_pairs, state, square, grid, top, whole)
