@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from deltacompress.serving.profile import Profile
 
 _SPARE = ("late_s", "load_ms", "evictions", "preempted_s", "decode_s", "prefill_s", "load_s", "queue_s", "tokens_s")
-_STREAMS = 64
 _WAIT_S = 30.0
 """With --parts: after the last request may have come, until those that are left are cancelled."""
 
@@ -124,7 +123,7 @@ def _http(console: Console, given: Mapping[str, Any]) -> None:
     from deltacompress.bench.http.over_http import Load
     from deltacompress.bench.http.run import run_http
 
-    streams = given["max_batch"] or _STREAMS
+    streams = given["max_batch"] or Load().streams
     given = {**given, "max_batch": streams}
     load = Load(streams=streams, calls=4 * streams, connections=4 * streams).scaled(given["scale"])
     limits = _limits(given, load.calls)

@@ -10,7 +10,7 @@ def test_a_step_computes_a_quarter_or_half_where_little_waits() -> None:
     assert [most_tokens(1024, one, alone=False) for one in waiting] == [256, 256, 512, 512, 1024, 1024]
 
 
-def test_a_part_is_no_smaller_than_what_a_gpu_takes_as_long_for() -> None:
+def test_a_part_has_so_many_tokens_at_least() -> None:
     assert [most_tokens(512, waiting, alone=False) for waiting in (512, 1024, 1025)] == [256, 256, 512]
     assert [most_tokens(size, 1, alone=False) for size in (1, 3, 255, 257, 4096)] == [1, 3, 255, 256, 1024]
 

@@ -7,7 +7,7 @@ MAX_BATCH, STEP_TOKENS = 128, 1024
 ALONE_TOKENS = 1024
 """Tokens that a step computes of prompts, at least, where no request waits for its next token."""
 _FEWEST = 256
-"""Tokens of the smallest part of a step's: fewer take a GPU about as long."""
+"""Tokens of the smallest part of a step's, if it has as many: each piece is a forward of its own."""
 _LITTLE = ((1, 4), (2, 2))
 """(steps, divisor): where prompts of no more than so many steps' tokens wait, a step computes its tokens over that."""
 
