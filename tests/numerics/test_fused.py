@@ -273,6 +273,8 @@ def test_a_sweep_in_one_launch_is_the_loop(
     assert not torch.equal(wanted, dequantize(first.codes, grid) * first.mask)
     same_rows(p, [found], [wanted])
     assert float(new_gain.sum()) == pytest.approx(float(gain.sum()), rel=OBS_SAME_LOSS.value)
+    fell = p.loss(dequantize(first.codes, grid) * first.mask) - p.loss(found)
+    assert new_gain.cpu().numpy() == pytest.approx(fell, rel=1e-3, abs=1e-5 * fell.max())
     if sparsity.kind == "n:m":
         assert torch.equal(new_mask.sum(1).cpu(), mask.sum(1))
 
