@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 from pairs import Pair, changed
 from runtime_cases import Served, noise, serve
+from torch import Tensor
 
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine.steps.decoder import Decoder
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +42,16 @@ def runtime(trio: dict[str, Served]) -> Runtime:
     for name, one in trio.items():
         made.load(one.artifact, name)
     return made
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each decode step that is launched here: whether the host did not know its tokens."""
+    real, found = Decoder.step, list[bool]()
+
+    def step(self: Decoder, chosen: Tensor | None = None) -> Tensor:
+        found.append(chosen is not None)
+        return real(self, chosen)
+
+    monkeypatch.setattr(Decoder, "step", step)
+    return found

@@ -75,7 +75,6 @@ class Scheduler:
             raise InputError("has no use where a model lies on several devices", where="swap_bytes", way_out="give 0")
         self.max_batch, self._step_tokens = max_batch, step_tokens
         self._beside = computes_beside(model.device)
-        self._runs_ahead = self._beside and model.others is ALONE
         self._all_seen = False  # whether nobody has come since the last plan, and who waited then need not be looked at
         self._listener, self._variants = listener, variants
         self.pages = Pages(expected=max_batch * expected_tokens // PAGE, most_tokens=kv_tokens)
@@ -260,7 +259,7 @@ class Scheduler:
     def _goes_on(self) -> bool:
         """Whether all that run are in the step on its way, can be in the next, and nobody else is to be computed."""
         others = self._prompts.requests or self._through or self._turns.counts[1] != len(self.decoder.rows)
-        return self._runs_ahead and self._all_seen and not others and self._flight.may_go_on
+        return self._beside and self._all_seen and not others and self._flight.may_go_on
 
     def _ended(self) -> list[Request]:
         """Tell the tokens that were taken; returns who ended."""

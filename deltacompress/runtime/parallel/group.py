@@ -47,6 +47,13 @@ class Group:
         exchange(lambda: dist.all_reduce(own, async_op=self._is_watched), self.device, self.check)
         return own
 
+    def first(self, own: Tensor) -> Tensor:
+        """What the first rank has, on each, in the place of `own`, which must be contiguous."""
+        import torch.distributed as dist
+
+        exchange(lambda: dist.broadcast(own, 0, async_op=self._is_watched), self.device, self.check)
+        return own
+
     def side_by_side(self, own: Tensor) -> Tensor:
         """[..., n] of each rank -> [..., size * n] of all, in their order."""
         import torch.distributed as dist

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from torch import Tensor
+
 from deltacompress.runtime.parallel.plan import Plan
 from deltacompress.runtime.variants.opening import open_variant
 from deltacompress.runtime.variants.variant import BaseSide, Variant
@@ -21,6 +23,10 @@ class Others:
     def forward(self, plan: Callable[[], Plan]) -> AbstractContextManager[None]:
         """In this block this rank computes a forward; the others are told to, too."""
         return nullcontext()
+
+    def share(self, tokens: Tensor) -> Tensor:
+        """The same tokens, int64 on this rank's device; within a forward that begins with them, the others get them."""
+        return tokens
 
     def opened(self, path: Path, base: BaseSide, over: Variant | Path | None) -> Variant:
         """As open_variant, of what each rank has of it; any thread may ask."""

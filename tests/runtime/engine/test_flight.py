@@ -36,19 +36,6 @@ def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "computes_beside", lambda _: True)
 
 
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each step that is launched: whether the host did not know its tokens."""
-    real, found = Decoder.step, list[bool]()
-
-    def step(self: Decoder, chosen: Tensor | None = None) -> Tensor:
-        found.append(chosen is not None)
-        return real(self, chosen)
-
-    monkeypatch.setattr(Decoder, "step", step)
-    return found
-
-
 def ends_as_alone(runtime: Runtime, log: Log, call: Call) -> None:
     assert (log.tokens(call.id), log.end(call.id).finish) == alone(runtime, call)
 
@@ -479,12 +466,6 @@ def test_who_is_on_the_way_back_is_not_kept_waiting(runtime: Runtime, monkeypatc
     assert one._goes_on()
     monkeypatch.setattr(type(one._turns), "counts", (0, 2))
     assert not one._goes_on()
-
-
-def test_not_over_several_devices(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert engine(runtime)[0]._scheduler._runs_ahead
-    monkeypatch.setattr(runtime.model, "others", Mock())
-    assert not engine(runtime)[0]._scheduler._runs_ahead
 
 
 @pytest.mark.parametrize("beside", [True, False])

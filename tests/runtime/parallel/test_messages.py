@@ -17,6 +17,7 @@ PLANS = [
     Plan(Kind.PIECES, [4], list(range(20)), 1, 6, (7, 64), 2, fresh=True, keep=[5], kept=[1]),
     Plan(Kind.ROWS, [0, 1, 1], [1, 2, 3, -1, 2**40], 3, 1, (1, 1), 1, kept=[]),
     Plan(Kind.ROWS, [0, 1, 1], [1, 2], 4, 1, (1, 1), 1, kept=[], way=Way.REPLAYED, run=8, variants=True),
+    Plan(Kind.ROWS, [0, 1], [0, 0, 7, 9, 1, 1, 2, 3], 2, 1, (1, 4), 4, kept=[], ahead=True),
 ]
 
 

@@ -17,6 +17,8 @@ from tolerances import SPLIT
 
 from deltacompress.errors import BackendError, InputError, UnsupportedModelError
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine import scheduler
+from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.events import Ended, Event
 from deltacompress.runtime.operands.low_rank import LowRank
@@ -160,8 +162,15 @@ def test_more_pages_than_at_first(make_pair: Callable[..., Pair]) -> None:
 
 
 @pytest.mark.parametrize("warm", [False, True])
-def test_captured_forwards(tmp_path: Path, *, warm: bool) -> None:
-    """They are captured, and replayed, on all ranks: requests and variants come and go, pages and tables grow."""
+@pytest.mark.parametrize("beside", [False, True])
+def test_captured_forwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[bool], *, warm: bool, beside: bool
+) -> None:
+    """They are captured, and replayed, on all ranks: requests and variants come and go, pages and tables grow.
+
+    beside: steps are launched before the first rank's host knows their tokens.
+    """
+    monkeypatch.setattr(scheduler, "computes_beside", lambda _: beside)
     variants = {name: write(tmp_path, kind) for name, kind in (("a", "lora"), ("b", "all-linear"))}
     write_tokenizer(variants["a"].base)
     names = [None, *"abbaabab"] * 3
@@ -184,6 +193,32 @@ def test_captured_forwards(tmp_path: Path, *, warm: bool) -> None:
         assert found is not None
         assert found.replays > found.plain > 0
         assert found.captured > 3
+        assert (True in steps) == beside
+        running.close()
+
+
+def test_steps_ahead_of_their_tokens(
+    served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, steps: list[bool]
+) -> None:
+    """Without captures: over several pages, in more rows than one, drawn and greedy."""
+    one = served("llama", "int4-24")
+    calls = [
+        Call(
+            str(at), who, tuple(random_ids(3 + 9 * at, at)), 40, Sampling(temperature=at % 2, seed=at, ignore_eos=True)
+        )
+        for at, who in enumerate((None, "a", "a"))
+    ]
+    with both_of(one.pair.base, 2) as both:
+        both.load(one.artifact, "a")
+        wanted = {call.id: alone(both.one, call) for call in calls}
+        monkeypatch.setattr(scheduler, "computes_beside", lambda _: True)
+        steps.clear()
+        running, log = engine(both.many)
+        for call in calls:
+            running.submit(call)
+        drain(running)
+        assert {call.id: (log.tokens(call.id), log.end(call.id).finish) for call in calls} == wanted
+        assert steps.count(True) > 30
         running.close()
 
 

@@ -55,11 +55,11 @@ class _Tokens:
         self.seats += [seat] * count
         self.pages[seat] = request.pages
 
-    def on_device(self, inputs: Sequence[int], device: torch.device) -> Tensor:
-        """Inputs that begin with ids, int64, there."""
-        found = to_device(inputs, device)
+    def on_device(self, inputs: Sequence[int], model: DecoupledModel) -> Tensor:
+        """Inputs that begin with ids, int64, there, within a forward that others are told of."""
+        found = to_device(inputs, model.device)
         if self.chosen is not None:
-            found[: len(self.ids)] = self.chosen
+            found[: len(self.ids)] = model.others.share(self.chosen)
         return found
 
 
@@ -182,10 +182,11 @@ class Decoder:
             found = self._graphs.run(
                 shape,
                 slots,
-                lambda: tokens.on_device(padded, device),
+                lambda: tokens.on_device(padded, self._model),
                 lambda batch, inputs: self.forward_step(batch, inputs, shape.pages),
                 lambda way: replace(
-                    self._plan(tokens, padded, shape.rows, shape.pages),
+                    self._plan(tokens, padded, shape.rows, longest),
+                    width=shape.pages,
                     way=way,
                     run=shape.run,
                     variants=shape.variants,
@@ -195,7 +196,7 @@ class Decoder:
                 return found[: len(slots)]
         inputs = tokens.ids + tokens.positions + tokens.seats
         with self._model.others.forward(lambda: self._plan(tokens, inputs, len(slots), longest)):
-            return self.forward_step(Batch(slots, device), tokens.on_device(inputs, device), longest)
+            return self.forward_step(Batch(slots, device), tokens.on_device(inputs, self._model), longest)
 
     def _plan(self, tokens: _Tokens, inputs: list[int], rows: int, width: int) -> Plan:
         """Of a step, for those who do not have the table: its seats that rows have, and so many pages of each."""
@@ -205,7 +206,8 @@ class Decoder:
         told = [*inputs[: 2 * rows], *seats, *(page for table in tables for page in table)]
         moved, self._moved = self._moved, False
         of_pages = self._pages.number, self._pages.count
-        return Plan(Kind.ROWS, tokens.slots, told, rows, 1, of_pages, width, moved)
+        ahead = tokens.chosen is not None
+        return Plan(Kind.ROWS, tokens.slots, told, rows, 1, of_pages, width, moved, ahead=ahead)
 
     def _shape(self, slots: Sequence[int], longest: int, *, joined: bool) -> Shape:
         counts = [slots.count(slot) for slot in {*slots} - {BASE}]

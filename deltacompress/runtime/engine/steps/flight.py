@@ -42,14 +42,13 @@ class Flight:
         return self._logits is not None and self._decoder.may_go_on()
 
     def go_on(self) -> None:
-        """Launch the next step, then take the tokens of the one before; raises as Decoder.step.
-
-        Not over several devices: other ranks are told tokens, not where they are.
-        """
+        """Launch the next step, then take the tokens of the one before; raises as Decoder.step."""
         assert self._logits is not None
         choice, self._logits = Choice(self._logits, self._decoder.rows), None
         self._logits = self._decoder.step(choice.tokens)
-        self._note(choice.wait())
+        found = choice.wait()
+        self._check()
+        self._note(found)
 
     def collect(self) -> bool:
         """Take one token for every request that was running, and still is; False if no step was on its way."""

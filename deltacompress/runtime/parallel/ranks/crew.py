@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.errors import InputError, option, spelled
@@ -88,9 +89,9 @@ class Crew(Others):
                 while not other.ready.wait(_POLL):  # a meeting to which one does not come cannot be called off
                     self.check()
             meeting = Path(self._folder.name) / "meeting"
-            group = Group.joined(len(self._devices), 0, self._devices[0], meeting, self.check)
+            self._group = Group.joined(len(self._devices), 0, self._devices[0], meeting, self.check)
             self.check()
-            return group
+            return self._group
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -113,6 +114,10 @@ class Crew(Others):
         with self._telling():
             self._tell(order)
             yield
+
+    @override
+    def share(self, tokens: Tensor) -> Tensor:
+        return self._group.first(tokens)
 
     @override
     def opened(self, path: Path, base: BaseSide, over: Variant | Path | None) -> VariantPart:

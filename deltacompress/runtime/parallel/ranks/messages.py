@@ -26,7 +26,7 @@ from deltacompress.runtime.parallel.plan import Kind, Plan, Way
 _HEADER = struct.Struct("<4sIII")
 _MAGIC = b"DCTP"
 _NONE = -1
-_LISTS, _FIXED = 4, 14
+_LISTS, _FIXED = 4, 15
 """Of a plan; and integers before them, their lengths included."""
 
 
@@ -93,8 +93,9 @@ def of_plan(plan: Plan) -> Message:
     sizes = [len(one) for one in lists]
     if plan.keep is None:
         sizes[1] = _NONE
-    head = (plan.kind, *plan.pages, plan.rows, plan.columns, plan.width, plan.fresh, plan.way, plan.run, plan.variants)
-    return Message(Order.FORWARD, [*head, *sizes, *(number for one in lists for number in one)])
+    head = (plan.kind, *plan.pages, plan.rows, plan.columns, plan.width, plan.fresh)
+    captured = (plan.way, plan.run, plan.variants)
+    return Message(Order.FORWARD, [*head, *captured, plan.ahead, *sizes, *(number for one in lists for number in one)])
 
 
 def to_plan(numbers: Sequence[int]) -> Plan:
@@ -109,7 +110,7 @@ def to_plan(numbers: Sequence[int]) -> Plan:
         at += max(size, 0)
     if len(sizes) != _LISTS or at != len(numbers):
         raise InternalError("a plan of the first rank is cut short")
-    kind, number, count, rows, columns, width, fresh, way, run, variants = numbers[: _FIXED - _LISTS]
+    kind, number, count, rows, columns, width, fresh, way, run, variants, ahead = numbers[: _FIXED - _LISTS]
     slots, keep, kept, inputs = lists
     whole = sizes[1] == _NONE
     return Plan(
@@ -126,4 +127,5 @@ def to_plan(numbers: Sequence[int]) -> Plan:
         Way(way),
         run,
         bool(variants),
+        bool(ahead),
     )

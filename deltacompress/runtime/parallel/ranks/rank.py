@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import ChecksumError, DeltaCompressError
@@ -23,7 +24,7 @@ from deltacompress.runtime.cache.transfer import Transfer, no_memory
 from deltacompress.runtime.engine.forwards import forward_sequences
 from deltacompress.runtime.engine.steps.decoder import Decoder
 from deltacompress.runtime.engine.steps.graphs import Graphs, Shape
-from deltacompress.runtime.engine.steps.pages import Pages
+from deltacompress.runtime.engine.steps.pages import SCRATCH, Pages
 from deltacompress.runtime.engine.steps.pieces import Pieces
 from deltacompress.runtime.modules.model import DecoupledModel, load_base
 from deltacompress.runtime.parallel.group import Group
@@ -43,10 +44,14 @@ class Rank:
     """Obeys orders, one after another; reads variants beside that."""
 
     def __init__(
-        self, model: DecoupledModel, split: Split, has_read: Callable[[int, DeltaCompressError | None], None]
+        self,
+        model: DecoupledModel,
+        split: Split,
+        group: Group,
+        has_read: Callable[[int, DeltaCompressError | None], None],
     ) -> None:
-        """has_read: is told the turn of what was read, or why it cannot be, on any thread."""
-        self._model, self._split, self._has_read = model, split, has_read
+        """group: all ranks; has_read: is told the turn of what was read, or why it cannot be, on any thread."""
+        self._model, self._split, self._group, self._has_read = model, split, group, has_read
         self._transfer = Transfer(model.device, model.base.numerics.kernels)
         self._reader = ThreadPoolExecutor(1, "deltacompress-read-ahead")
         self._variants: dict[int, Future[VariantPart]] = {}
@@ -74,8 +79,9 @@ class Rank:
         base = Checkpoint.open(start["base"])
         split = Split.of(read_layout(base.path, base.tensors), rank, size, base.path)
         ready()
-        part = BasePart(split, Group.joined(size, rank, device, Path(start["meeting"])))
-        return cls(load_base(start["base"], device=device, numerics=numerics, part=part), split, has_read)
+        group = Group.joined(size, rank, device, Path(start["meeting"]))
+        model = load_base(start["base"], device=device, numerics=numerics, part=BasePart(split, group))
+        return cls(model, split, group, has_read)
 
     @staticmethod
     def goes_on_after(order: Message) -> bool:
@@ -166,6 +172,9 @@ class Rank:
 
     def _forward(self, plan: Plan) -> None:
         inputs = to_device(plan.inputs, self._model.device)
+        if plan.ahead:
+            ids = inputs[: len(plan.slots)]
+            ids.copy_(self._group.first(torch.empty_like(ids)))
         if plan.kind == Kind.SEQUENCES:
             forward_sequences(self._model, _batch(plan, inputs), inputs.view(plan.rows, plan.columns))
             return
@@ -187,8 +196,10 @@ class _KeysAndValues:
         """Of pieces or rows; count: pages that there are."""
         self._pages.follow(count)
         if plan.kind == Kind.ROWS:  # many may have the same table, which is told once
-            seats, tables = inputs[2 * plan.rows : 3 * plan.rows], inputs[3 * plan.rows :].view(-1, plan.width)
-            inputs = torch.cat([inputs[: 2 * plan.rows], tables.index_select(0, seats).flatten()])
+            begin, end = 2 * plan.rows, 3 * plan.rows
+            told = inputs[end:].view(max(plan.inputs[begin:end]) + 1, -1)
+            tables = pad(told, (0, plan.width - told.shape[1]), value=SCRATCH)
+            inputs = torch.cat([inputs[:begin], tables.index_select(0, inputs[begin:end]).flatten()])
         if plan.kind == Kind.ROWS and plan.fresh and self._graphs is not None:
             self._graphs.forget_steps()  # nobody will ask for them, and they hold memory
         if plan.way == Way.PLAIN:
