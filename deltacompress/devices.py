@@ -215,10 +215,17 @@ def free_bytes(device: torch.device) -> int:
     """Memory of a GPU that can still be had: free, or kept by torch for the next tensors, within `limited_memory`."""
     import torch
 
-    free, whole = torch.cuda.mem_get_info(device)
     taken = torch.cuda.memory_allocated(device)
+    return unreserved_bytes(device) + torch.cuda.memory_reserved(device) - taken
+
+
+def unreserved_bytes(device: torch.device) -> int:
+    """Memory of a GPU that can still be had beside what torch keeps for the next tensors, within `limited_memory`."""
+    import torch
+
+    free, whole = torch.cuda.mem_get_info(device)
     limit = next((limit for index, limit in _limits.items() if device.index in (None, index)), whole)
-    return min(free + torch.cuda.memory_reserved(device) - taken, limit - taken)
+    return min(free, limit - torch.cuda.memory_reserved(device))
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

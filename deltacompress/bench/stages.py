@@ -25,7 +25,10 @@ class StageClock:
 
     @contextmanager
     def part(self, name: str, *, on_host: bool) -> Iterator[None]:
-        """Time a block; parts of one kind may not contain each other."""
+        """Time a block; parts of one kind may not contain each other. What is captured runs later, and is no part."""
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            yield
+            return
         take = _gpu_span if self._device.type == "cuda" and not on_host else _host_span
         spans = self._host if on_host else self._spans
         finish = take()

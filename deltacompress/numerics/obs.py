@@ -59,6 +59,7 @@ def solve(
     block: int = 128,
     selection: Selection = "joint",
     order: Tensor | None = None,
+    pairs: Callable[[], PairSolver] | None = None,
 ) -> Solution:
     """Solve for one matrix, or several stacked along rows that share their input.
 
@@ -70,6 +71,7 @@ def solve(
         block: columns per lazy batch.
         selection: how the pruned weights of an n:m group are chosen; "joint" differs from "diagonal" for 2:4 only.
         order: i64 [columns], solving order; None = as they are.
+        pairs: gives the solver of pairs under `upper`, where it is known already.
 
     Raises:
         ValueError: joint selection where columns of a group of four have scales of their own; another value_dtype.
@@ -84,7 +86,8 @@ def solve(
     codes = torch.zeros(columns, rows, dtype=torch.uint8, device=target.device)
     loss = torch.zeros(rows, device=target.device)
     numbers = torch.arange(columns, device=target.device) if order is None else order
-    fix = _fixer(upper, sparsity, grid, value_dtype, PairSolver(upper) if joint else None, numbers)
+    solver = None if not joint else PairSolver(upper) if pairs is None else pairs()
+    fix = _fixer(upper, sparsity, grid, value_dtype, solver, numbers)
     scratch = torch.empty(min(wide, columns), rows, device=target.device)
     for begin in range(0, columns, wide):
         end = min(begin + wide, columns)

@@ -17,6 +17,7 @@ from deltacompress.errors import NumericsError, RecipeError
 from deltacompress.numerics.coupling import BLOCKS, DAMP_FRACTION
 from deltacompress.numerics.hessian import HessianAccumulator, factorize
 from deltacompress.numerics.obs import activation_order
+from deltacompress.numerics.triton import repeated
 
 COLUMNS = 48
 
@@ -446,3 +447,46 @@ def test_fisher_solves_signs_by_lot_block_by_block() -> None:
     coupled = obs.encode([one], statistics(it), ObsSettings(**DRAWN, fisher=True))["q"]
     assert torch.equal(decode(coupled) != 0, decode(apart) != 0)
     assert torch.allclose(decode(coupled), decode(apart), rtol=0.02)
+
+
+REPEATED = {
+    "2:4": {"bits": 2, "sparsity": "2:4"},
+    "steps": {"bits": 2, "grid": "symmetric", "step": 2.1, "damp_fraction": 0.3},
+    "ranges": {"bits": 2, "gain": "least", "range_search": (1.0, 0.8)},
+    "drawn": DRAWN,
+    "refitted": {"bits": 1, "grid": "midrise", "refit_scales": True},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", REPEATED)
+def test_blocks_that_are_replayed(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Of two linears whose rows are no whole blocks: the same bytes as where there is no room to capture any."""
+    gpu = torch.device("cuda")
+    captured, real = [], repeated._capture
+
+    def capture(work: Any, given: Any, device: torch.device) -> Any:
+        captured.append(device)
+        return real(work, given, device)
+
+    monkeypatch.setattr(repeated, "_capture", capture)
+    settings = ObsSettings(fisher=True, **REPEATED[kind])
+    layers = [layer(rows=rows, columns=512, seed=seed) for seed, rows in enumerate((90, 64))]
+
+    def encoded() -> dict[str, Encoded]:
+        sums = HessianAccumulator(512, device=gpu, asymmetric=True)
+        sums.add(layers[0].x.to(gpu), layers[0].target_x.to(gpu))
+        linears = [
+            LinearToEncode(f"{at}", one.delta.to(gpu), one.finetuned.to(gpu), fisher_of(len(one.delta)).to(gpu))
+            for at, one in enumerate(layers)
+        ]
+        return obs.encode(linears, sums, settings)
+
+    found = encoded()
+    assert len(captured) == (0 if kind == "refitted" else 2)  # 6 + 4 rows of the first ten blocks, then 5 + 4
+    monkeypatch.setattr(repeated, "unreserved_bytes", lambda _: 0)
+    wanted = encoded()
+    for name, one in found.items():
+        assert one.sums == wanted[name].sums
+        assert one.parts.keys() == wanted[name].parts.keys()
+        assert all(torch.equal(part, wanted[name].parts[key]) for key, part in one.parts.items())

@@ -13,6 +13,7 @@ from deltacompress.budget.rungs import COARSE, COUNTED, DRAWN, REFERENCE, ROUNDE
 from deltacompress.codecs import counted, obs, rtn
 from deltacompress.codecs.encoded import Encoded, LinearToEncode, restore_tensor
 from deltacompress.codecs.settings import CountedSettings, ObsSettings, RtnSettings
+from deltacompress.codecs.solving import factored
 from deltacompress.compression.planning import TensorPlan
 from deltacompress.lossless import Coder
 from deltacompress.numerics.hessian import HessianAccumulator
@@ -60,8 +61,8 @@ class Ladder:
         """
         self._tensors, self._linears, self._coder = tensors, list(linears), coder
         name = tensors[0].name
-        self._drawn = obs.factored(statistics.copy(), _settings(DRAWN), name)
-        self._shared = obs.factored(statistics, _settings(REFERENCE), name)
+        self._drawn = factored(statistics.copy(), _settings(DRAWN), name)
+        self._shared = factored(statistics, _settings(REFERENCE), name)
 
     def climb(self, rungs: Sequence[Rung]) -> tuple[list[Step], dict[str, dict[str, Encoded]]]:
         """Every rung, and by their names those whose errors are put into the model, on all rows.

@@ -34,6 +34,13 @@ class Solved:
         share = None if self.kept is None else Kept(*(one[rows] for one in self.kept))
         return Solved(codes, values, self.mask[rows], grid, self.loss[rows], share)
 
+    def copied(self) -> Solved:
+        """In memory of its own."""
+        codes, values = (None if one is None else one.clone() for one in (self.codes, self.values))
+        grid = self.grid and replace(self.grid, scale=self.grid.scale.clone(), zero=self.grid.zero.clone())
+        share = None if self.kept is None else Kept(*(one.clone() for one in self.kept))
+        return Solved(codes, values, self.mask.clone(), grid, self.loss.clone(), share)
+
     def times(self, gain: Tensor) -> Solved:
         """Each row of it by a factor f32 [rows], as it can be stored; the loss is that of before."""
         factors = gain.unsqueeze(1)

@@ -1,0 +1,94 @@
+"""The same operations over other tensors of the same shapes, again and again: on a GPU one launch, as a CUDA graph.
+
+Where each of thousands of operations takes microseconds, a GPU waits for the host, which launches them one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from deltacompress.devices import unreserved_bytes
+
+_Result = TypeVar("_Result")
+
+
+class Repeated(Generic[_Result]):
+    """`work`, a function of tensors. The first call with some shapes runs it as it is, which also compiles what it
+    launches; the second captures it; this one and those after it replay that, as long as shapes stay the same.
+
+    What else `work` reads must stay in place, and it must not wait for the device.
+    """
+
+    def __init__(
+        self,
+        work: Callable[..., _Result],
+        copied: Callable[[_Result], _Result],
+        *,
+        device: torch.device,
+        nbytes: int,
+        timed: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """copied: a result in memory of its own; nbytes: what `work` takes at most: where a GPU has no room for it
+        beside what torch holds already, nothing is captured; timed: gives what a replay is in.
+        """
+        self._work, self._copied, self._device, self._nbytes, self._timed = work, copied, device, nbytes, timed
+        self._shapes: list[torch.Size] = []
+        self._captured: tuple[list[Tensor], Callable[[], object], _Result] | None = None
+
+    def __call__(self, *given: Tensor) -> _Result:
+        """Of these tensors, in memory of its own."""
+        shapes = [one.shape for one in given]
+        if shapes != self._shapes:
+            self._shapes, self._captured = shapes, None
+            return self._work(*given)
+        if self._captured is None:
+            if unreserved_bytes(self._device) < self._nbytes:
+                return self._work(*given)
+            own = [one.clone() for one in given]
+            self._captured = own, *_capture(self._work, own, self._device)
+        own, replay, result = self._captured
+        with self._timed():
+            for mine, one in zip(own, given, strict=True):
+                mine.copy_(one)
+            replay()
+            return self._copied(result)
+
+
+def _capture(
+    work: Callable[..., _Result], given: Sequence[Tensor], device: torch.device
+) -> tuple[Callable[[], object], _Result]:
+    """(what does it all once more, its result, which is there then)."""
+    graph, aside, now = torch.cuda.CUDAGraph(), _aside(device), torch.cuda.current_stream(device)
+    aside.wait_stream(now)
+    with torch.cuda.stream(aside):
+        # not torch.cuda.graph, which gives all memory back that torch keeps; other threads may go on meanwhile
+        graph.capture_begin(_pool(device), capture_error_mode="thread_local")
+        try:
+            result = work(*given)
+        finally:
+            graph.capture_end()
+    now.wait_stream(aside)
+    return graph.replay, result
+
+
+@lru_cache
+def _aside(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all captures: cuBLAS keeps memory of its own for each."""
+    return torch.cuda.Stream(device)
+
+
+@lru_cache
+def _memory(device: torch.device) -> torch.cuda.MemPool:
+    """What captures take, which the next ones take again: torch takes what neither a graph nor this holds for gone."""
+    with torch.cuda.device(device):
+        return torch.cuda.MemPool()
+
+
+def _pool(device: torch.device) -> Any:
+    return _memory(device).id
