@@ -71,18 +71,14 @@ def refine(
             wide = slice(begin, min(begin + most, columns))
             reach = columns if sweep else begin
             present = moved.under(hessian[wide, :reach]).add_(gradient[wide])
-            before, change = torch.empty_like(present), value[wide].clone()
+            change = torch.empty_like(present)
             for start in range(begin, wide.stop, fused.BLOCK):
                 part = slice(start, min(start + fused.BLOCK, columns))
                 own, rest = slice(start - begin, part.stop - begin), slice(part.stop, wide.stop)
-                before[own] = present[own]
-                improve(
-                    present[own], value[part], codes[part], mask[part], hessian[part, part], start=start, joint=joint
-                )
-                torch.sub(value[part], change[own], out=change[own])
+                block = (value[part], codes[part], mask[part], hessian[part, part], change[own], gain)
+                improve(present[own], *block, start=start, joint=joint)
                 present[own.stop :].addmm_(hessian[rest, part], change[own])
             moved.add(wide, change)
-            gain -= before.add_(present).mul_(change).sum(0)  # (g + g') d = 2 g d + d H d, as g' = g + H d
     return Refined(codes.T.contiguous(), mask.T.contiguous(), gain)
 
 
@@ -100,13 +96,14 @@ def _improve(
     codes: Tensor,
     mask: Tensor,
     hessian: Tensor,
+    change: Tensor,
+    gain: Tensor,
     *,
     start: int,
     joint: bool,
     tables: GroupTables,
 ) -> None:
     """One sweep over a block, as fused.improve, by operations of PyTorch."""
-    before, old = gradient.clone(), value.clone()
     room = torch.empty(6, len(_FIRST), value.shape[1], device=value.device)
     with small_operations(value.device):
         for a, b in _spans(value.shape[0], joint):
@@ -118,9 +115,10 @@ def _improve(
             else:
                 new, code = _best_columns(square, linear, value[a:b], codes[a:b], mask[a:b], tables, start + a)
             codes[a:b] = code
-            gradient[b:].addmm_(hessian[b:, a:b], new - value[a:b])
+            own = torch.sub(new, value[a:b], out=change[a:b])
+            gain -= torch.addmm(gradient[a:b], square, own, beta=2).mul_(own).sum(0)  # 2 g d + d H d
+            gradient[b:].addmm_(hessian[b:, a:b], own)
             value[a:b] = new
-    torch.addmm(before, hessian, value - old, out=gradient)
 
 
 def _spans(width: int, joint: bool) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from deltacompress.numerics import obs
 from deltacompress.numerics.compiled import fused as compiled
 from deltacompress.numerics.grid import Grid, GridKind, dequantize, fit_grid
 from deltacompress.numerics.pairs import PairSolver
-from deltacompress.numerics.refine import refine
+from deltacompress.numerics.refine import _improver, refine
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.triton import fused
 
@@ -175,7 +175,6 @@ def test_a_block_in_one_launch_is_the_loop(
     quantized: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    many = columns == 138
     launch, columns, (bits, kind, group) = sizes(run, columns, quantized, monkeypatch)
     p = problem(ROWS, columns, seed=columns, correlation=1.0)
     sparsity = Sparsity.parse(pattern)
@@ -185,7 +184,6 @@ def test_a_block_in_one_launch_is_the_loop(
     order = obs.activation_order(p.hessian, sparsity.m if sparsity.kind == "n:m" else obs.STEP)
     upper = problem_upper(p, order)
     block = {1: launch * 3 // 2, 3: 16}.get(quantized or 0, launch)  # 1: more than one launch takes
-    monkeypatch.setattr(fused, "_MANY", 1 if many else ROWS + 1)  # one warp, or two
 
     def solved(there: torch.device) -> obs.Solution:
         return obs.solve(
@@ -279,6 +277,37 @@ def test_a_sweep_in_one_launch_is_the_loop(
         assert torch.equal(new_mask.sum(1).cpu(), mask.sum(1))
 
 
+@pytest.mark.parametrize("run", ["loops", *RUNS])
+@pytest.mark.parametrize(("pattern", "columns"), [("2:4", 64), ("2:4", 23), ("dense", 23)])
+def test_a_sweep_tells_what_it_changed(run: str, pattern: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each weight; and what stands behind the block in memory is nothing to it."""
+    made = fused._with_room
+
+    def with_nan(square: torch.Tensor) -> torch.Tensor:
+        room = made(square)
+        room.as_strided((16,), (1,), square.numel()).fill_(float("nan"))
+        return room
+
+    monkeypatch.setattr(fused, "_with_room", with_nan)
+    p, sparsity = problem(ROWS, columns, seed=columns, correlation=1.0), Sparsity.parse(pattern)
+    grid = fit_grid(p.target, bits=4, group=columns, kind="minmax")
+    device = on(run, monkeypatch)
+    first = obs.solve(
+        p.target.to(device), p.upper.to(device), sparsity=sparsity, grid=moved(grid, device), selection="diagonal"
+    )
+    assert first.codes is not None
+    value = (dequantize(first.codes.cpu(), grid) * first.mask.cpu()).T.contiguous()
+    gradient = p.hessian @ (value - p.target.T)
+    state = [one.to(device) for one in (gradient, value.clone(), first.codes.T.contiguous(), first.mask.T.contiguous())]
+    change, gain = torch.full_like(state[1], float("nan")), torch.zeros(ROWS, device=device)
+    improve = _improver(moved(grid, device), columns, device)
+    improve(*state, p.hessian.to(device), change, gain, start=0, joint=pattern == "2:4")
+    torch.testing.assert_close(change.cpu(), state[1].cpu() - value)
+    fell = p.loss(value.T) - p.loss(state[1].cpu().T)
+    assert fell.min() >= 0.0
+    assert gain.cpu().numpy() == pytest.approx(fell, rel=1e-3, abs=1e-5 * fell.max())
+
+
 @pytest.mark.gpu
 def test_more_columns_than_a_gpu_moves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     p, sparsity = problem(ROWS, 1100, seed=5, correlation=1.0), Sparsity.parse("2:4")
@@ -313,9 +342,11 @@ def test_rows_and_threads_do_not_change_each_other(run: str, pattern: str, monke
         scales = fused.Scales.of(own, torch.arange(132))
         pairs = PairSolver(p.upper) if pattern == "2:4" else None
         compiled.fix(block, 0, sparsity, pairs, scales)
-        gradient = work[1] * 2  # any will do
-        compiled.improve(gradient, work[0], codes, mask, p.hessian, start=0, joint=pattern == "2:4", scales=scales)
-        return [part.T for part in (*work, codes, mask, gradient)]
+        gradient, change = work[1] * 2, torch.empty_like(work[1])  # any will do
+        gain = torch.zeros(len(own.scale))
+        state = (gradient, work[0], codes, mask, p.hessian, change, gain)
+        compiled.improve(*state, start=0, joint=pattern == "2:4", scales=scales)
+        return [part.T for part in (*work, codes, mask, change, gain.unsqueeze(0))]
 
     threads = torch.get_num_threads()
     try:

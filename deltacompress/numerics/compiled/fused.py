@@ -77,6 +77,8 @@ def improve(
     codes: Tensor,
     mask: Tensor,
     hessian: Tensor,
+    change: Tensor,
+    gain: Tensor,
     *,
     start: int,
     joint: bool,
@@ -87,7 +89,7 @@ def improve(
 
     width, rows = value.shape
     whole = width // 4 * 4 if joint else 0
-    state = (gradient.numpy(), value.numpy(), codes.numpy(), mask.numpy())
+    state = tuple(one.numpy() for one in (gradient, value, codes, mask, change, gain))
     square, grid, top = hessian.contiguous().numpy(), _grid(scales, start, rows), np.float32(scales.top)
     if whole:
         _by_rows(rows, refine_pairs, state, square, grid, top, whole)

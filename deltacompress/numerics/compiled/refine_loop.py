@@ -21,10 +21,11 @@ from deltacompress.numerics.compiled.common import (
     store_pair,
 )
 
-_HALF = np.float32(0.5)
-_OLD, _GRADIENT, _NEW, _OWN, _PICK, _CODE = 0, 4, 8, 12, 15, 16
-_SLOTS = 18
-"""Where in the lanes' memory a group's values, gradient, new values (at last their changes), grid, pick, codes are.
+_HALF, _TWO = np.float32(0.5), np.float32(2)
+_OLD, _GRADIENT, _NEW, _OWN, _PICK, _CODE, _FALL = 0, 4, 8, 12, 15, 16, 18
+_SLOTS = 19
+"""Where in the lanes' memory a group's values, gradient, new values (at last their changes), grid, pick, codes are, and
+by how much the loss has fallen in all groups.
 
 One flat array, at distances that the compiler knows: so it sees that nothing overlaps.
 """
@@ -105,18 +106,35 @@ def _choose(lanes: Any, h: Any, top: Any) -> None:
 
 
 @compiled
+def _fall(lanes: Any, h: Any) -> None:
+    """Add to the fall of each row's loss what a group with gradient g brings that changes by d: -(2 g d + d H d)."""
+    h00, h01, h02, h03, h11, h12, h13, h22, h23, h33 = h
+    for r in range(LANES):
+        d0, d1 = lanes[_NEW * LANES + r], lanes[(_NEW + 1) * LANES + r]
+        d2, d3 = lanes[(_NEW + 2) * LANES + r], lanes[(_NEW + 3) * LANES + r]
+        g0, g1 = lanes[_GRADIENT * LANES + r], lanes[(_GRADIENT + 1) * LANES + r]
+        g2, g3 = lanes[(_GRADIENT + 2) * LANES + r], lanes[(_GRADIENT + 3) * LANES + r]
+        rise = d0 * (_TWO * g0 + h00 * d0 + h01 * d1 + h02 * d2 + h03 * d3)
+        rise += d1 * (_TWO * g1 + h01 * d0 + h11 * d1 + h12 * d2 + h13 * d3)
+        rise += d2 * (_TWO * g2 + h02 * d0 + h12 * d1 + h22 * d2 + h23 * d3)
+        lanes[_FALL * LANES + r] -= rise + d3 * (_TWO * g3 + h03 * d0 + h13 * d1 + h23 * d2 + h33 * d3)
+
+
+@compiled
 def refine_pairs(state: Any, hessian: Any, grid: Any, top: Any, whole: Any, begin: Any, end: Any) -> None:
     """Best pair and codes of each group of four before column `whole`, rows begin..end-1.
 
-    state: gradient, value, codes, mask [width, rows]; the gradient is right for all columns then.
+    state: gradient, value, codes, mask, change [width, rows] and gain [rows]; the gradient of the columns from `whole`
+    on is right then.
     """
-    gradient, value, codes, mask = state
+    gradient, value, codes, mask, change, gain = state
     tile, lanes = np.empty((gradient.shape[0], LANES), np.float32), np.zeros(_SLOTS * LANES, np.float32)
     slots = lanes.reshape(_SLOTS, LANES)
     old, new, own = slots[_OLD : _OLD + 4], slots[_NEW : _NEW + 4], slots[_OWN : _OWN + 3]
     for row in range(begin, end, LANES):
         count = min(LANES, end - row)
         load_tile(tile, gradient, row, count)
+        slots[_FALL] = 0
         for a in range(0, whole, 4):
             x, y, z = hessian[a], hessian[a + 1], hessian[a + 2]
             h = (
@@ -138,22 +156,25 @@ def refine_pairs(state: Any, hessian: Any, grid: Any, top: Any, whole: Any, begi
             value[a : a + 4, row : row + count] = new[:, :count]
             store_pair(codes, mask, a, row, count, slots[_CODE : _CODE + 2], slots[_PICK])
             new -= old
-            spread_four(tile, hessian, a, 0, new)
-        gradient[:, row : row + count] = tile[:, :count]
+            change[a : a + 4, row : row + count] = new[:, :count]
+            _fall(lanes, h)
+            spread_four(tile, hessian, a, a + 4, new)
+        gradient[whole:, row : row + count] = tile[whole:, :count]
+        gain[row : row + count] += slots[_FALL, :count]
 
 
 @compiled
 def refine_columns(state: Any, hessian: Any, grid: Any, top: Any, first: Any, begin: Any, end: Any) -> None:
-    """Kept codes of columns first..width-1 re-rounded to the minimum of their parabolas; otherwise as refine_pairs."""
-    gradient, value, codes, mask = state
+    """Kept codes of columns first..width-1 re-rounded to the minimum of their parabolas; the gradient stays."""
+    gradient, value, codes, mask, change, gain = state
     width = gradient.shape[0]
     tile, own = np.empty((width, LANES), np.float32), np.empty((3, LANES), np.float32)
     best, new = np.empty(LANES, np.float32), np.zeros(LANES, np.float32)
-    code, change = np.zeros(LANES, np.float32), np.zeros(LANES, np.float32)
+    code, moved = np.zeros(LANES, np.float32), np.zeros(LANES, np.float32)
     for row in range(begin, end, LANES):
         count = min(LANES, end - row)
         load_tile(tile, gradient, row, count)
-        change[:] = 0
+        moved[:] = 0
         for j in range(first, width):
             load_grid(own, grid, j, row, count)
             curve = hessian[j, j]
@@ -162,9 +183,9 @@ def refine_columns(state: Any, hessian: Any, grid: Any, top: Any, first: Any, be
             nearest(best, new, code, own, top, CODES)
             for r in range(count):
                 kept = mask[j, row + r]
-                change[r] = new[r] - value[j, row + r] if kept else np.float32(0)
+                moved[r] = new[r] - value[j, row + r] if kept else np.float32(0)
                 value[j, row + r] = new[r] if kept else value[j, row + r]
                 codes[j, row + r] = np.uint8(code[r]) if kept else codes[j, row + r]
-            spread_one(tile, hessian, j, 0, change)
-        for j in range(width):
-            gradient[j, row : row + count] = tile[j, :count]
+                change[j, row + r] = moved[r]
+                gain[row + r] -= moved[r] * (_TWO * tile[j, r] + curve * moved[r])
+            spread_one(tile, hessian, j, j + 1, moved)

@@ -13,14 +13,74 @@ def column_of(tile, index, at):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def four_columns(tile, index, a):  # type: ignore[no-untyped-def]
-    """Columns a to a + 3 of a tile, as column_of."""
+def four_of(matrix, first, width, rows, r, inside):  # type: ignore[no-untyped-def]
+    """Four columns from `first` on of a matrix [columns, rows] for the rows r inside; zeros from `width` on."""
+    at, column = matrix + first * rows + r, r * 0 + first
     return (
-        column_of(tile, index, a),
-        column_of(tile, index, a + 1),
-        column_of(tile, index, a + 2),
-        column_of(tile, index, a + 3),
+        tl.load(at, mask=inside & (column < width), other=0.0),
+        tl.load(at + rows, mask=inside & (column + 1 < width), other=0.0),
+        tl.load(at + 2 * rows, mask=inside & (column + 2 < width), other=0.0),
+        tl.load(at + 3 * rows, mask=inside & (column + 3 < width), other=0.0),
     )
+
+
+@triton.jit
+def moved_by(four, factors, by):  # type: ignore[no-untyped-def]
+    """Four columns, each plus its factor times `by`."""
+    return (
+        four[0] + tl.load(factors) * by,
+        four[1] + tl.load(factors + 1) * by,
+        four[2] + tl.load(factors + 2) * by,
+        four[3] + tl.load(factors + 3) * by,
+    )
+
+
+@triton.jit
+def moved_by_four(four, factors, width, by):  # type: ignore[no-untyped-def]
+    """The same for each of four, whose factors are in rows of `width`."""
+    four = moved_by(four, factors, by[0])
+    four = moved_by(four, factors + width, by[1])
+    four = moved_by(four, factors + 2 * width, by[2])
+    return moved_by(four, factors + 3 * width, by[3])
+
+
+@triton.jit
+def store_four(to, rows, inside, x0, x1, x2, x3):  # type: ignore[no-untyped-def]
+    """Four columns of a matrix [columns, rows] from a place on."""
+    tl.store(to, x0, mask=inside)
+    tl.store(to + rows, x1, mask=inside)
+    tl.store(to + 2 * rows, x2, mask=inside)
+    tl.store(to + 3 * rows, x3, mask=inside)
+
+
+@triton.jit
+def sixteen_of(matrix, factors, moved, a, width, rows, r, inside):  # type: ignore[no-untyped-def]
+    """Sixteen columns from `a` on, by fours, plus factors[k, column] * moved[k] of all k before them, one by one.
+
+    A lane has one row and reads what it stored itself, so no lane waits for another. Columns from `width` on are zeros
+    plus whatever stands after their rows of factors.
+    """
+    q0, q1 = four_of(matrix, a, width, rows, r, inside), four_of(matrix, a + 4, width, rows, r, inside)
+    q2, q3 = four_of(matrix, a + 8, width, rows, r, inside), four_of(matrix, a + 12, width, rows, r, inside)
+    at, before = factors + a, moved + r
+    for _ in range(0, a, 4):
+        for _k in tl.static_range(4):
+            by = tl.load(before, mask=inside, other=0.0)
+            q0, q1 = moved_by(q0, at, by), moved_by(q1, at + 4, by)
+            q2, q3 = moved_by(q2, at + 8, by), moved_by(q3, at + 12, by)
+            at += width
+            before += rows
+    return q0, q1, q2, q3
+
+
+@triton.jit
+def bring_up_the_rest(matrix, factors, moved, whole, width, rows, r, inside):  # type: ignore[no-untyped-def]
+    """The same for the columns from `whole` on, in place."""
+    for j in range(whole, width):
+        x = tl.load(matrix + j * rows + r, mask=inside, other=0.0)
+        for k in range(whole):
+            x += tl.load(factors + k * width + j) * tl.load(moved + k * rows + r, mask=inside, other=0.0)
+        tl.store(matrix + j * rows + r, x, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -23,10 +23,10 @@ from deltacompress.numerics.pairs import PAIRS, PairSolver
 from deltacompress.numerics.sparsity import Sparsity
 
 BLOCK = 128
-"""Most columns of one launch: a tile of them stays in registers."""
+"""Most columns of one launch; where they are fixed one by one, a tile of them stays in registers."""
 _ROWS = 32
-_MANY = 16384
-"""Rows from which on `fix_pairs` takes one warp for 32 of them, not two."""
+_A_ROW_A_LANE = {"ROWS": 32, "num_warps": 1}
+"""Of the loops over pairs, whose lanes read what they stored themselves, without a barrier: no two may share a row."""
 _PROBING = Lock()
 
 
@@ -141,26 +141,26 @@ def fix(block: Block, start: int, sparsity: Sparsity, pairs: PairSolver | None, 
     """
     width, rows = block.work.shape
     whole = 0
-    upper, mask = block.upper.contiguous(), block.mask.view(torch.uint8)
-    shared: dict[str, Any] = {"BLOCK": BLOCK, "ROWS": _ROWS}
-    shared |= {"QUANTIZED": scales.dtype is None, "VALUE": _triton_dtype(scales.dtype)}
+    mask = block.mask.view(torch.uint8)
+    shared: dict[str, Any] = {"QUANTIZED": scales.dtype is None, "VALUE": _triton_dtype(scales.dtype)}
     if pairs is not None:
         from deltacompress.numerics.triton.obs_loop import fix_pairs
 
         whole = width // 4 * 4
         left = _pairs(block.work.device, left=True)
         fix_pairs[_programs(rows)](
-            block.work, block.errors, block.codes, mask, upper, *pairs.constants(start // 4), left, *scales.at(start),
-            rows, width, whole, scales.top, **shared, num_warps=2 if rows < _MANY else 1,
+            block.work, block.errors, block.codes, mask, torch.neg(block.upper, out=_with_room(block.upper)),
+            *pairs.constants(start // 4), left, *scales.at(start), rows, width, whole, scales.top, **shared,
+            **_A_ROW_A_LANE,
         )  # fmt: skip
     if whole < width:
         from deltacompress.numerics.triton.obs_loop import fix_columns
 
         choose = sparsity.kind == "n:m"
         fix_columns[_programs(rows)](
-            block.work, block.errors, block.codes, mask, upper, *scales.at(start), rows, whole, width, scales.top,
-            N=sparsity.n, M=sparsity.m if choose else 1, CHOOSE=choose, **shared,
-            num_warps=4 if choose else 2,
+            block.work, block.errors, block.codes, mask, block.upper.contiguous(), *scales.at(start), rows, whole,
+            width, scales.top, N=sparsity.n, M=sparsity.m if choose else 1, CHOOSE=choose, **shared, BLOCK=BLOCK,
+            ROWS=_ROWS, num_warps=4 if choose else 2,
         )  # fmt: skip
 
 
@@ -170,6 +170,8 @@ def improve(
     codes: Tensor,
     mask: Tensor,
     hessian: Tensor,
+    change: Tensor,
+    gain: Tensor,
     *,
     start: int,
     joint: bool,
@@ -177,25 +179,30 @@ def improve(
 ) -> None:
     """One sweep over a block: gradient, value f32, codes u8, mask bool [width, rows]; hessian f32 [width, width].
 
-    All of them but `hessian` are as they should be afterwards, the gradient too.
+    change: f32 [width, rows], becomes what was added to `value`; gain: f32 [rows], by how much the loss of each row
+    fell is added to it. The gradient is used up.
     """
     width, rows = value.shape
     whole = width // 4 * 4 if joint else 0
-    hessian, flags = hessian.contiguous(), mask.view(torch.uint8)
-    shared: dict[str, Any] = {"BLOCK": BLOCK, "ROWS": _ROWS}
-    state = (gradient, value, codes, flags, hessian)
+    square = _with_room(hessian).copy_(hessian) if whole else hessian.contiguous()
+    state = (gradient, value, codes, mask.view(torch.uint8), square, change, gain)
     if whole:
         from deltacompress.numerics.triton.refine_loop import refine_pairs
 
         refine_pairs[_programs(rows)](
-            *state, _pairs(value.device), *scales.at(start), rows, width, whole, scales.top, **shared, num_warps=1
+            *state, _pairs(value.device), *scales.at(start), rows, width, whole, scales.top, **_A_ROW_A_LANE
         )
     if whole < width:
         from deltacompress.numerics.triton.refine_loop import refine_columns
 
         refine_columns[_programs(rows)](
-            *state, *scales.at(start), rows, whole, width, scales.top, **shared, num_warps=2
+            *state, *scales.at(start), rows, whole, width, scales.top, BLOCK=BLOCK, ROWS=_ROWS, num_warps=2
         )
+
+
+def _with_room(square: Tensor) -> Tensor:
+    """New memory for [n, n], zeros, and some after it: kernels read up to 12 numbers past its end, and use none."""
+    return square.new_zeros(square.numel() + 16)[:-16].view_as(square)
 
 
 def _triton_dtype(dtype: torch.dtype | None) -> Any:

@@ -1,9 +1,9 @@
 """Triton kernels of the column loop of obs.py. Imported when they are first used.
 
-Given the Hessian rows are independent: a program takes some rows, holds a block of their columns in registers, and goes
-through it from left to right as the loops in PyTorch do, with the same arithmetic in fp32; only sums may be taken in
-another order. Matrices are transposed, [columns of the block, rows], as there. Products with the rest of the matrix
-stay outside, where a library does them.
+Given the Hessian rows are independent: a program takes some rows and goes through a block of their columns from left to
+right as the loops in PyTorch do, with the same arithmetic in fp32; only sums may be taken in another order. Matrices
+are transposed, [columns of the block, rows], as there. Products with the rest of the matrix stay outside, where a
+library does them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deltacompress.numerics.triton.common import column_of, four_columns, grid_of, placed, rounded
+from deltacompress.numerics.triton.common import (
+    bring_up_the_rest,
+    column_of,
+    grid_of,
+    moved_by_four,
+    placed,
+    rounded,
+    sixteen_of,
+    store_four,
+)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -43,66 +52,62 @@ def _dot(row, a, b, c, d):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def fix_pairs(  # type: ignore[no-untyped-def]
-    work,
-    errors,
-    codes,
-    mask,
-    upper,
-    square,
-    cross,
-    moves,
-    follow,
-    back,
-    kept,
-    group_of,
-    scale,
-    step,
-    zero,
-    rows,
-    width,
-    whole,
-    top,
-    QUANTIZED: tl.constexpr,
-    VALUE: tl.constexpr,
-    BLOCK: tl.constexpr,
+def _fix_four(  # type: ignore[no-untyped-def]
+    four, a, out, tables, kept, grid, rows, r, inside, top, QUANTIZED: tl.constexpr, VALUE: tl.constexpr,
     ROWS: tl.constexpr,
-):
-    """PairSolver on the groups of four before column `whole` of a block; the columns after it get their errors."""
+):  # fmt: skip
+    """The errors of four columns from `a` on, which become values on the grid; see fix_pairs."""
+    work, errors, codes, mask = out
+    square, cross, moves, follow, back = tables
+    group_of, scale, step, zero = grid
+    g, to = a // 4, a * rows + r
+    w0, w1, w2, w3 = four
+    pick = _cheapest(square + g * 24, cross + g * 6, w0, w1, w2, w3, ROWS)
+    s, t, z = grid_of(scale, step, zero, group_of, a, rows, r, inside, QUANTIZED)
+    first = _dot(moves + g * 48 + pick * 4, w0, w1, w2, w3)
+    second = _dot(moves + g * 48 + 24 + pick * 4, w0, w1, w2, w3)
+    first_value, first_code = rounded(first, s, t, z, top, QUANTIZED, VALUE)
+    second += tl.load(follow + g * 6 + pick) * (first_value - first)
+    second_value, second_code = rounded(second, s, t, z, top, QUANTIZED, VALUE)
+    at, then = tl.load(kept + pick * 2), tl.load(kept + pick * 2 + 1)
+    v0, v1 = placed(at, then, first_value, second_value, 0), placed(at, then, first_value, second_value, 1)
+    v2, v3 = placed(at, then, first_value, second_value, 2), placed(at, then, first_value, second_value, 3)
+    store_four(work + to, rows, inside, v0, v1, v2, v3)
+    for k in tl.static_range(4):
+        tl.store(mask + to + k * rows, ((at == k) | (then == k)).to(tl.uint8), mask=inside)
+        if QUANTIZED:
+            tl.store(codes + to + k * rows, placed(at, then, first_code, second_code, k).to(tl.uint8), mask=inside)
+    w0, w1, w2, w3 = w0 - v0, w1 - v1, w2 - v2, w3 - v3
+    row = back + g * 16
+    e0, e1 = _dot(row, w0, w1, w2, w3), _dot(row + 4, w0, w1, w2, w3)
+    e2, e3 = _dot(row + 8, w0, w1, w2, w3), _dot(row + 12, w0, w1, w2, w3)
+    store_four(errors + to, rows, inside, e0, e1, e2, e3)
+    return e0, e1, e2, e3
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def fix_pairs(  # type: ignore[no-untyped-def]
+    work, errors, codes, mask, down, square, cross, moves, follow, back, kept, group_of, scale, step, zero,
+    rows, width, whole, top, QUANTIZED: tl.constexpr, VALUE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """PairSolver on the groups of four before column `whole` of a block; the columns after it get their errors.
+
+    down: -U of the block, and room after it.
+    """
     r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = r < rows
-    index = tl.arange(0, BLOCK)
-    at_tile = work + index[:, None].to(tl.int64) * rows + r[None, :]
-    tile = tl.load(at_tile, mask=(index[:, None] < width) & inside[None, :], other=0.0)
-    for a in range(0, whole, 4):
-        g = a // 4
-        w0, w1, w2, w3 = four_columns(tile, index[:, None], a)
-        pick = _cheapest(square + g * 24, cross + g * 6, w0, w1, w2, w3, ROWS)
-        s, t, z = grid_of(scale, step, zero, group_of, a, rows, r, inside, QUANTIZED)
-        first = _dot(moves + g * 48 + pick * 4, w0, w1, w2, w3)
-        second = _dot(moves + g * 48 + 24 + pick * 4, w0, w1, w2, w3)
-        first_value, first_code = rounded(first, s, t, z, top, QUANTIZED, VALUE)
-        second += tl.load(follow + g * 6 + pick) * (first_value - first)
-        second_value, second_code = rounded(second, s, t, z, top, QUANTIZED, VALUE)
-        at, then = tl.load(kept + pick * 2), tl.load(kept + pick * 2 + 1)
-        v0, v1 = placed(at, then, first_value, second_value, 0), placed(at, then, first_value, second_value, 1)
-        v2, v3 = placed(at, then, first_value, second_value, 2), placed(at, then, first_value, second_value, 3)
-        to = a * rows + r
-        tl.store(work + to, v0, mask=inside)
-        tl.store(work + to + rows, v1, mask=inside)
-        tl.store(work + to + 2 * rows, v2, mask=inside)
-        tl.store(work + to + 3 * rows, v3, mask=inside)
-        for k in tl.static_range(4):
-            tl.store(mask + to + k * rows, ((at == k) | (then == k)).to(tl.uint8), mask=inside)
-            if QUANTIZED:
-                tl.store(codes + to + k * rows, placed(at, then, first_code, second_code, k).to(tl.uint8), mask=inside)
-        w0, w1, w2, w3 = w0 - v0, w1 - v1, w2 - v2, w3 - v3
-        for k in tl.static_range(4):
-            error = _dot(back + g * 16 + k * 4, w0, w1, w2, w3)
-            tl.store(errors + to + k * rows, error, mask=inside)
-            reach = tl.load(upper + (a + k) * width + index, mask=(index > a + 3) & (index < width), other=0.0)
-            tile -= reach[:, None] * error[None, :]
-    tl.store(at_tile, tile, mask=(index[:, None] >= whole) & (index[:, None] < width) & inside[None, :])
+    out, tables, grid = (work, errors, codes, mask), (square, cross, moves, follow, back), (group_of, scale, step, zero)
+    for a in range(0, whole, 16):
+        q0, q1, q2, q3 = sixteen_of(work, down, errors, a, width, rows, r, inside)
+        for i in range(4):
+            at, there = tl.minimum(a + 4 * i, whole - 4), inside & (r * 0 + (a + 4 * i) < whole)
+            e = _fix_four(q0, at, out, tables, kept, grid, rows, r, there, top, QUANTIZED, VALUE, ROWS)
+            row = down + at * width + at
+            # the next four come first; q3 stays as it was, so what comes after the sixteenth is wrong, and not used
+            q0 = moved_by_four(q1, row + 4, width, e)
+            q1 = moved_by_four(q2, row + 8, width, e)
+            q2 = moved_by_four(q3, row + 12, width, e)
+    bring_up_the_rest(work, down, errors, whole, width, rows, r, inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

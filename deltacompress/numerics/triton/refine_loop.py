@@ -5,7 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deltacompress.numerics.triton.common import column_of, four_columns, grid_of, placed, rounded
+from deltacompress.numerics.triton.common import (
+    bring_up_the_rest,
+    column_of,
+    four_of,
+    grid_of,
+    moved_by_four,
+    placed,
+    rounded,
+    sixteen_of,
+    store_four,
+)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -62,77 +72,77 @@ def _best(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _one_of(k: tl.constexpr, v0, v1, v2, v3):  # type: ignore[no-untyped-def]
-    """Number k of four."""
-    if k == 0:
-        found = v0
-    elif k == 1:
-        found = v1
-    elif k == 2:
-        found = v2
-    else:
-        found = v3
-    return found
+def _refine_four(  # type: ignore[no-untyped-def]
+    slope, a, state, hessian, kept, grid, width, rows, r, inside, top, ROWS: tl.constexpr
+):
+    """(changes of four columns from `a` on, by how much the loss rises); slope: their gradient. See refine_pairs."""
+    value, codes, mask, change = state
+    group_of, scale, step, zero = grid
+    to = a * rows + r
+    g0, g1, g2, g3 = slope
+    v0, v1, v2, v3 = four_of(value, a, a + 4, rows, r, inside)
+    h = hessian + a * width + a
+    h00, h01, h02, h03 = tl.load(h), tl.load(h + 1), tl.load(h + 2), tl.load(h + 3)
+    h += width + 1
+    h11, h12, h13 = tl.load(h), tl.load(h + 1), tl.load(h + 2)
+    h += width + 1
+    h22, h23, h33 = tl.load(h), tl.load(h + 1), tl.load(h + width + 1)
+    u0 = h00 * v0 + h01 * v1 + h02 * v2 + h03 * v3
+    u1 = h01 * v0 + h11 * v1 + h12 * v2 + h13 * v3
+    u2 = h02 * v0 + h12 * v1 + h22 * v2 + h23 * v3
+    u3 = h03 * v0 + h13 * v1 + h23 * v2 + h33 * v3
+    c0, c1, c2, c3 = u0 - g0, u1 - g1, u2 - g2, u3 - g3
+    s, t, z = grid_of(scale, step, zero, group_of, a, rows, r, inside, True)
+    best = v0 * (0.5 * u0 - c0) + v1 * (0.5 * u1 - c1) + v2 * (0.5 * u2 - c2) + v3 * (0.5 * u3 - c3)
+    pick, bi, bj, qi, qj = _best(
+        h00, h01, h02, h03, h11, h12, h13, h22, h23, h33, c0, c1, c2, c3, v0, best, s, t, z, top, ROWS
+    )
+    changed = inside & (pick >= 0)
+    pair = kept + tl.maximum(pick, 0) * 2
+    at, then = tl.load(pair), tl.load(pair + 1)
+    n0, n1 = placed(at, then, bi, bj, 0), placed(at, then, bi, bj, 1)
+    n2, n3 = placed(at, then, bi, bj, 2), placed(at, then, bi, bj, 3)
+    store_four(value + to, rows, changed, n0, n1, n2, n3)
+    for k in tl.static_range(4):
+        tl.store(codes + to + k * rows, placed(at, then, qi, qj, k).to(tl.uint8), mask=changed)
+        tl.store(mask + to + k * rows, ((at == k) | (then == k)).to(tl.uint8), mask=changed)
+    d0, d1 = tl.where(changed, n0 - v0, 0.0), tl.where(changed, n1 - v1, 0.0)
+    d2, d3 = tl.where(changed, n2 - v2, 0.0), tl.where(changed, n3 - v3, 0.0)
+    store_four(change + to, rows, inside, d0, d1, d2, d3)
+    rise = d0 * (2.0 * g0 + h00 * d0 + h01 * d1 + h02 * d2 + h03 * d3)
+    rise += d1 * (2.0 * g1 + h01 * d0 + h11 * d1 + h12 * d2 + h13 * d3)
+    rise += d2 * (2.0 * g2 + h02 * d0 + h12 * d1 + h22 * d2 + h23 * d3)
+    rise += d3 * (2.0 * g3 + h03 * d0 + h13 * d1 + h23 * d2 + h33 * d3)
+    return (d0, d1, d2, d3), rise
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def refine_pairs(  # type: ignore[no-untyped-def]
-    gradient,
-    value,
-    codes,
-    mask,
-    hessian,
-    kept,
-    group_of,
-    scale,
-    step,
-    zero,
-    rows,
-    width,
-    whole,
-    top,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """Best pair and codes of each group of four before column `whole`; `gradient` is right for all columns then."""
-    index, r = tl.arange(0, BLOCK), tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    gradient, value, codes, mask, hessian, change, gain, kept, group_of, scale, step, zero,
+    rows, width, whole, top, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Best pair and codes of each group of four before column `whole`; those after it get the gradient that is theirs.
+
+    hessian: of the block, and room after it; change: by how much the values of these columns did;
+    gain: of each row, by how much its loss fell, is added to.
+    """
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = r < rows
-    at_tile = gradient + index[:, None].to(tl.int64) * rows + r[None, :]
-    tile = tl.load(at_tile, mask=(index[:, None] < width) & inside[None, :], other=0.0)
-    for a in range(0, whole, 4):
-        to = a * rows + r
-        v0, v1 = tl.load(value + to, mask=inside, other=0.0), tl.load(value + to + rows, mask=inside, other=0.0)
-        to2 = value + to + 2 * rows
-        v2, v3 = tl.load(to2, mask=inside, other=0.0), tl.load(to2 + rows, mask=inside, other=0.0)
-        h = hessian + a * width + a
-        h00, h01, h02, h03 = tl.load(h), tl.load(h + 1), tl.load(h + 2), tl.load(h + 3)
-        h += width + 1
-        h11, h12, h13 = tl.load(h), tl.load(h + 1), tl.load(h + 2)
-        h += width + 1
-        h22, h23, h33 = tl.load(h), tl.load(h + 1), tl.load(h + width + 1)
-        u0 = h00 * v0 + h01 * v1 + h02 * v2 + h03 * v3
-        u1 = h01 * v0 + h11 * v1 + h12 * v2 + h13 * v3
-        u2 = h02 * v0 + h12 * v1 + h22 * v2 + h23 * v3
-        u3 = h03 * v0 + h13 * v1 + h23 * v2 + h33 * v3
-        g0, g1, g2, g3 = four_columns(tile, index[:, None], a)
-        c0, c1, c2, c3 = u0 - g0, u1 - g1, u2 - g2, u3 - g3
-        s, t, z = grid_of(scale, step, zero, group_of, a, rows, r, inside, True)
-        best = v0 * (0.5 * u0 - c0) + v1 * (0.5 * u1 - c1) + v2 * (0.5 * u2 - c2) + v3 * (0.5 * u3 - c3)
-        pick, bi, bj, qi, qj = _best(
-            h00, h01, h02, h03, h11, h12, h13, h22, h23, h33, c0, c1, c2, c3, v0, best, s, t, z, top, ROWS
-        )
-        changed = inside & (pick >= 0)
-        pair = kept + tl.maximum(pick, 0) * 2
-        at, then = tl.load(pair), tl.load(pair + 1)
-        for k in tl.static_range(4):
-            new = placed(at, then, bi, bj, k)
-            tl.store(codes + to + k * rows, placed(at, then, qi, qj, k).to(tl.uint8), mask=changed)
-            tl.store(mask + to + k * rows, ((at == k) | (then == k)).to(tl.uint8), mask=changed)
-            change = tl.where(changed, new - _one_of(k, v0, v1, v2, v3), 0.0)
-            tl.store(value + to + k * rows, new, mask=changed)
-            pull = tl.load(hessian + (a + k) * width + index, mask=index < width, other=0.0)
-            tile += pull[:, None] * change[None, :]
-    tl.store(at_tile, tile, mask=(index[:, None] < width) & inside[None, :])
+    state, grid = (value, codes, mask, change), (group_of, scale, step, zero)
+    fall = tl.load(gain + r, mask=inside, other=0.0)
+    for a in range(0, whole, 16):
+        q0, q1, q2, q3 = sixteen_of(gradient, hessian, change, a, width, rows, r, inside)
+        for i in range(4):
+            at, there = tl.minimum(a + 4 * i, whole - 4), inside & (r * 0 + (a + 4 * i) < whole)
+            d, rise = _refine_four(q0, at, state, hessian, kept, grid, width, rows, r, there, top, ROWS)
+            fall -= tl.where(there, rise, 0.0)
+            row = hessian + at * width + at
+            # the next four come first; q3 stays as it was, so what comes after the sixteenth is wrong, and not used
+            q0 = moved_by_four(q1, row + 4, width, d)
+            q1 = moved_by_four(q2, row + 8, width, d)
+            q2 = moved_by_four(q3, row + 12, width, d)
+    bring_up_the_rest(gradient, hessian, change, whole, width, rows, r, inside)
+    tl.store(gain + r, fall, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -142,6 +152,8 @@ def refine_columns(  # type: ignore[no-untyped-def]
     codes,
     mask,
     hessian,
+    change,
+    gain,
     group_of,
     scale,
     step,
@@ -158,18 +170,20 @@ def refine_columns(  # type: ignore[no-untyped-def]
     inside = r < rows
     index = tl.arange(0, BLOCK)
     at_tile = index[:, None].to(tl.int64) * rows + r[None, :]
-    all_inside = (index[:, None] < width) & inside[None, :]
-    tile = tl.load(gradient + at_tile, mask=all_inside, other=0.0)
+    tile = tl.load(gradient + at_tile, mask=(index[:, None] < width) & inside[None, :], other=0.0)
+    rise = tl.zeros([ROWS], tl.float32)
     for j in range(first, width):
         to = j * rows + r
         kept = inside & (tl.load(mask + to, mask=inside, other=0) != 0)
         old = tl.load(value + to, mask=inside, other=0.0)
-        curve = tl.load(hessian + j * width + j)
+        curve, slope = tl.load(hessian + j * width + j), column_of(tile, index[:, None], j)
         s, t, z = grid_of(scale, step, zero, group_of, j, rows, r, inside, True)
-        new, code = rounded((curve * old - column_of(tile, index[:, None], j)) / curve, s, t, z, top, True, tl.float32)
-        change = tl.where(kept, new - old, 0.0)
+        new, code = rounded((curve * old - slope) / curve, s, t, z, top, True, tl.float32)
+        moved = tl.where(kept, new - old, 0.0)
         tl.store(value + to, new, mask=kept)
         tl.store(codes + to, code.to(tl.uint8), mask=kept)
+        tl.store(change + to, moved, mask=inside)
+        rise += moved * (2.0 * slope + curve * moved)
         pull = tl.load(hessian + j * width + index, mask=index < width, other=0.0)
-        tile += pull[:, None] * change[None, :]
-    tl.store(gradient + at_tile, tile, mask=all_inside)
+        tile += pull[:, None] * moved[None, :]
+    tl.store(gain + r, tl.load(gain + r, mask=inside, other=0.0) - rise, mask=inside)
