@@ -64,17 +64,24 @@ def _capture(
     work: Callable[..., _Result], given: Sequence[Tensor], device: torch.device
 ) -> tuple[Callable[[], object], _Result]:
     """(what does it all once more, its result, which is there then)."""
-    graph, aside, now = torch.cuda.CUDAGraph(), _aside(device), torch.cuda.current_stream(device)
-    aside.wait_stream(now)
+    now = torch.cuda.current_stream(device)
+    graph, result = _captured(lambda: work(*given), device, _keeper(device).pool())
+    now.wait_stream(_aside(device))
+    return graph.replay, result
+
+
+def _captured(work: Callable[[], _Result], device: torch.device, pool: Any) -> tuple[torch.cuda.CUDAGraph, _Result]:
+    """On a stream of its own, which waits for what was launched before. pool: None for a new one."""
+    graph, aside = torch.cuda.CUDAGraph(), _aside(device)
+    aside.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(aside):
         # not torch.cuda.graph, which gives all memory back that torch keeps; other threads may go on meanwhile
-        graph.capture_begin(_pool(device), capture_error_mode="thread_local")
+        graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
-            result = work(*given)
+            result = work()
         finally:
             graph.capture_end()
-    now.wait_stream(aside)
-    return graph.replay, result
+    return graph, result
 
 
 @lru_cache
@@ -84,11 +91,8 @@ def _aside(device: torch.device) -> torch.cuda.Stream:
 
 
 @lru_cache
-def _memory(device: torch.device) -> torch.cuda.MemPool:
-    """What captures take, which the next ones take again: torch takes what neither a graph nor this holds for gone."""
-    with torch.cuda.device(device):
-        return torch.cuda.MemPool()
-
-
-def _pool(device: torch.device) -> Any:
-    return _memory(device).id
+def _keeper(device: torch.device) -> torch.cuda.CUDAGraph:
+    """A graph that is never replayed: what captures take the next ones take again, for torch takes memory that no graph
+    holds for gone.
+    """
+    return _captured(lambda: torch.zeros(1, device=device), device, None)[0]
