@@ -98,4 +98,5 @@ def test_on_a_gpu() -> None:
         other = Repeated(work, Tensor.clone, device=gpu, nbytes=1 << 20)
         for one in given:
             other(one)
-    assert unreserved_bytes(gpu) == before  # captures take what the last ones took
+    # captures take what the last ones took: each would take a segment of torch's, 2 MiB at least
+    assert before - unreserved_bytes(gpu) < 20 << 21
