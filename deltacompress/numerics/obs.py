@@ -86,8 +86,7 @@ def solve(
     codes = torch.zeros(columns, rows, dtype=torch.uint8, device=target.device)
     loss = torch.zeros(rows, device=target.device)
     numbers = torch.arange(columns, device=target.device) if order is None else order
-    solver = None if not joint else PairSolver(upper) if pairs is None else pairs()
-    fix = _fixer(upper, sparsity, grid, value_dtype, solver, numbers)
+    fix = _fixer(upper, sparsity, grid, value_dtype, (pairs or partial(PairSolver, upper))() if joint else None, numbers)
     scratch = torch.empty(min(wide, columns), rows, device=target.device)
     for begin in range(0, columns, wide):
         end = min(begin + wide, columns)
