@@ -65,13 +65,12 @@ def solve(
 
     Args:
         target: f32 [rows, columns].
-        upper: U f32 [columns, columns] of the columns *in solving order*.
+        upper: U f32 [columns, columns] of the columns *in solving order*; pairs: gives what solves pairs under it.
         sparsity: pattern; n:m groups are runs of m columns of `target`, so an `order` must move whole groups.
         grid: quantization grid in the columns' own order, or None to keep values rounded to `value_dtype`.
         block: columns per lazy batch.
         selection: how the pruned weights of an n:m group are chosen; "joint" differs from "diagonal" for 2:4 only.
         order: i64 [columns], solving order; None = as they are.
-        pairs: gives the solver of pairs under `upper`, where it is known already.
 
     Raises:
         ValueError: joint selection where columns of a group of four have scales of their own; another value_dtype.
@@ -85,8 +84,8 @@ def solve(
     mask = torch.ones(columns, rows, dtype=torch.bool, device=target.device)
     codes = torch.zeros(columns, rows, dtype=torch.uint8, device=target.device)
     loss = torch.zeros(rows, device=target.device)
-    numbers = torch.arange(columns, device=target.device) if order is None else order
-    fix = _fixer(upper, sparsity, grid, value_dtype, (pairs or partial(PairSolver, upper))() if joint else None, numbers)
+    solver = (pairs or partial(PairSolver, upper))() if joint else None
+    fix = _fixer(upper, sparsity, grid, value_dtype, solver, order)
     scratch = torch.empty(min(wide, columns), rows, device=target.device)
     for begin in range(0, columns, wide):
         end = min(begin + wide, columns)
@@ -151,9 +150,10 @@ def _fixer(
     grid: Grid | None,
     value_dtype: torch.dtype,
     pairs: PairSolver | None,
-    numbers: Tensor,
+    order: Tensor | None,
 ) -> Callable[[fused.Block, int], None]:
     """What fixes the columns of a block, from which column on: on a GPU one kernel. Arguments: as of `_Loop`."""
+    numbers = torch.arange(len(upper), device=upper.device) if order is None else order
     for loops in (fused, compiled):
         if loops.usable(upper.device):
             scales = fused.Scales.of(grid, numbers, value_dtype)
