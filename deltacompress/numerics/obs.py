@@ -84,8 +84,7 @@ def solve(
     mask = torch.ones(columns, rows, dtype=torch.bool, device=target.device)
     codes = torch.zeros(columns, rows, dtype=torch.uint8, device=target.device)
     loss = torch.zeros(rows, device=target.device)
-    solver = (pairs or partial(PairSolver, upper))() if joint else None
-    fix = _fixer(upper, sparsity, grid, value_dtype, solver, order)
+    fix = _fixer(upper, sparsity, grid, value_dtype, (pairs or partial(PairSolver, upper))() if joint else None, order)
     scratch = torch.empty(min(wide, columns), rows, device=target.device)
     for begin in range(0, columns, wide):
         end = min(begin + wide, columns)
