@@ -26,7 +26,7 @@ from deltacompress.numerics.triton.fused import usable
 from deltacompress.numerics.triton.repeated import Repeated
 from deltacompress.reporter import part
 
-_FLOATS = 16  # that a block's solver takes for each weight of it, and of as many columns as are multiplied at once
+_FLOATS = 16  # that a block's solver takes for each weight of it, and of ROWS rows of the Hessian, at most
 
 
 def encode(
@@ -125,7 +125,7 @@ def _coupled(
     with part("factor"):
         coupling = Coupling(fisher, [one.name for one in stack])
     shifted, found, hessian = target.clone(), [], shared.hessian
-    again = _again_and_again(shared, settings, rows=-(-len(target) // BLOCKS))
+    again = _repeated(shared, settings, rows=sum(-(-len(one.delta) // BLOCKS) for one in stack))
     for number, rows in coupling.blocks():
         solved = again(*(one[rows] for one in (shifted, drawn) if one is not None))
         with part("coupling"):
@@ -136,7 +136,7 @@ def _coupled(
     return replace(whole, kept=kept(weights, target, pull), loss=quadratic(weights - target, hessian))
 
 
-def _again_and_again(shared: Factored, settings: ObsSettings, rows: int) -> Callable[..., Solved]:
+def _repeated(shared: Factored, settings: ObsSettings, rows: int) -> Callable[..., Solved]:
     """`solve` for many blocks of at most so many rows: a GPU is told of all that it launches but once."""
     device, columns = shared.hessian.device, len(shared.hessian)
 

@@ -36,7 +36,7 @@ class Factored:
     order: Tensor | None
     pairs: PairSolver | None = None
 
-    def solves_pairs(self) -> PairSolver:
+    def pair_solver(self) -> PairSolver:
         """`pairs`, made once."""
         if self.pairs is None:
             self.pairs = PairSolver(self.factor.upper)
@@ -139,7 +139,7 @@ def _solve_once(
             block=settings.block_size,
             selection=settings.selection,
             order=order,
-            pairs=shared.solves_pairs,
+            pairs=shared.pair_solver,
         )
     if solution.codes is None or grid is None:
         return Solved(None, solution.values, solution.mask, None, solution.loss)

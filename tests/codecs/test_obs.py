@@ -454,6 +454,8 @@ REPEATED = {
     "steps": {"bits": 2, "grid": "symmetric", "step": 2.1, "damp_fraction": 0.3},
     "ranges": {"bits": 2, "gain": "least", "range_search": (1.0, 0.8)},
     "drawn": DRAWN,
+    "in order, of groups": {"bits": 4, "sparsity": "2:4", "activation_order": False, "group_size": 64},
+    "no refinement": {"bits": 3, "grid": "symmetric", "refine_sweeps": 0},
     "refitted": {"bits": 1, "grid": "midrise", "refit_scales": True},
 }
 

@@ -23,7 +23,7 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.driver import compress
 from deltacompress.compression.steps import Steps
-from deltacompress.errors import BackendError, CalibrationError, FormatError, InputError
+from deltacompress.errors import BackendError, BaseMismatchError, CalibrationError, FormatError, InputError
 from deltacompress.lossless import nvcomp
 from deltacompress.reporter import LineReporter
 
@@ -130,6 +130,19 @@ def untie(weights: Weights) -> Weights:
 
 def tie(weights: Weights) -> Weights:
     return {name: tensor for name, tensor in weights.items() if name != HEAD}
+
+
+@pytest.mark.parametrize("recipe", ["int2-24", "storage"])
+def test_an_exact_repair(pair: Pair, tmp_path: Path, recipe: str) -> None:
+    """The lossless delta of a model from what a lossy one restores to: the bits of the model come back."""
+    pair.compress(tmp_path / "lossy", recipe=recipe)
+    restored = restore(tmp_path / "lossy", base=pair.base, out=tmp_path / "restored")
+    compress(restored, pair.finetuned, recipe="lossless", out=tmp_path / "repair")
+    found = weights_of(restore(tmp_path / "repair", base=restored, out=tmp_path / "exact"))
+    assert all(same(found[name], tensor) for name, tensor in weights_of(pair.finetuned).items())
+    assert not all(same(found[name], tensor) for name, tensor in weights_of(restored).items())
+    with pytest.raises(BaseMismatchError):
+        restore(tmp_path / "repair", base=pair.base, out=tmp_path / "none")
 
 
 # --- the vocabulary --------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from deltacompress.devices import unreserved_bytes
 from deltacompress.numerics.triton import repeated
 from deltacompress.numerics.triton.repeated import Repeated
 
@@ -71,6 +70,21 @@ def test_other_shapes_begin_anew(captures: list[Any]) -> None:
     assert work.runs == 5
 
 
+def test_where_memory_ends_in_a_capture_it_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other is tried."""
+    tried = []
+
+    def capture(*_: object) -> None:
+        tried.append(1)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(repeated, "_capture", capture)
+    monkeypatch.setattr(repeated, "unreserved_bytes", lambda _: 100)
+    again = Repeated(Work(), Tensor.clone, device=CPU, nbytes=0)
+    assert [float(again(torch.tensor(float(number)))) for number in range(4)] == [0, 2, 4, 6]
+    assert len(tried) == 1
+
+
 def test_without_room_it_is_run(captures: list[Any]) -> None:
     work = Work()
     again = Repeated(work, Tensor.clone, device=CPU, nbytes=101)
@@ -93,10 +107,34 @@ def test_on_a_gpu() -> None:
         assert torch.equal(mine, work(one))
     factor.fill_(2.0)
     assert torch.equal(again(given[0]), work(given[0]))
-    before = unreserved_bytes(gpu)
+    before = torch.cuda.memory_reserved(gpu)
     for _ in range(20):
         other = Repeated(work, Tensor.clone, device=gpu, nbytes=1 << 20)
         for one in given:
             other(one)
     # captures take what the last ones took: each would take a segment of torch's, 2 MiB at least
-    assert before - unreserved_bytes(gpu) < 20 << 21
+    assert torch.cuda.memory_reserved(gpu) - before < 20 << 21
+
+
+@pytest.mark.gpu
+def test_work_that_fails_while_it_is_captured() -> None:
+    """Its own error is raised, and the next capture is one as any."""
+    gpu = torch.device("cuda")
+    fails = [False]
+
+    def work(one: Tensor) -> Tensor:
+        doubled = 2 * one
+        if fails[0]:
+            raise ValueError("of its own")
+        return doubled
+
+    given = torch.arange(5.0, device=gpu)
+    for failing in (True, False):
+        again = Repeated(work, Tensor.clone, device=gpu, nbytes=0)
+        again(given)
+        fails[0] = failing
+        if failing:
+            with pytest.raises(ValueError, match="of its own"):
+                again(given)
+        else:
+            assert [again(given + k).tolist() for k in range(3)] == [(2 * (given + k)).tolist() for k in range(3)]

@@ -5,8 +5,9 @@ Where each of thousands of operations takes microseconds, a GPU waits for the ho
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -35,7 +36,7 @@ class Repeated(Generic[_Result]):
         timed: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """copied: a result in memory of its own; nbytes: what `work` takes at most: where a GPU has no room for it
-        beside what torch holds already, nothing is captured; timed: gives what a replay is in.
+        beside what torch holds already, nothing is captured; timed: a context for each replay.
         """
         self._work, self._copied, self._device, self._nbytes, self._timed = work, copied, device, nbytes, timed
         self._shapes: list[torch.Size] = []
@@ -51,7 +52,11 @@ class Repeated(Generic[_Result]):
             if unreserved_bytes(self._device) < self._nbytes:
                 return self._work(*given)
             own = [one.clone() for one in given]
-            self._captured = own, *_capture(self._work, own, self._device)
+            try:
+                self._captured = own, *_capture(self._work, own, self._device)
+            except torch.OutOfMemoryError:  # a capture cannot have what torch keeps for the next tensors
+                self._nbytes = sys.maxsize
+                return self._work(*given)
         own, replay, result = self._captured
         with self._timed():
             for mine, one in zip(own, given, strict=True):
@@ -79,9 +84,18 @@ def _captured(work: Callable[[], _Result], device: torch.device, pool: Any) -> t
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             result = work()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            forget()  # torch may go on taking the pool for one that is captured into
+            with suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        graph.capture_end()
     return graph, result
+
+
+def forget() -> None:
+    """Let captures that come take other memory, so that torch can give back what those before took."""
+    _keeper.cache_clear()
 
 
 @lru_cache

@@ -1,4 +1,5 @@
-"""What ranks exchange within a forward: sums, and results side by side. Every rank makes the same calls in one order.
+"""What ranks exchange within a forward: sums, results side by side, what the first one has. Every rank makes the same
+calls in one order.
 
 Where the device is a GPU they go on its present stream and nobody waits for them; NCCL makes no use of multicast.
 """

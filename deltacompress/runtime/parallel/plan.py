@@ -30,10 +30,10 @@ class Plan:
     pages: which keys and values, by Pages.number, and how many pages these have (0, 0: none). rows, columns: requests,
     and tokens of each; width: pages of a row's table; fresh: of pieces as in Pieces, of rows whether the first rank's
     table has moved, so that its captured steps are gone. slots, keep, kept: as in Batch. inputs: what the forward
-    takes: ids; of pieces also positions and places; of rows positions, the number of each row's table, and tables, of
-    `width` pages or of fewer, if no row has more. way: of the forward; run, variants: as in a graph's Shape, whose
-    rows, tokens and pages are rows, columns and width. ahead: of rows, whether only the first rank's device has their
-    ids.
+    takes: ids; of pieces also positions and places; of rows positions, the number of each row's table, and as many
+    tables, from 0, of `width` pages or of fewer, if no row has more. way: of the forward; run, variants: as in a
+    graph's Shape, whose rows, tokens and pages are rows, columns and width. ahead: of rows, whether only the first
+    rank's device has their ids.
     """
 
     kind: Kind

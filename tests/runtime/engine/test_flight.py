@@ -98,6 +98,21 @@ def test_the_next_step_is_launched_before_tokens_are_taken(runtime: Runtime, mon
     assert seen == ["step", "note"]
 
 
+def test_tokens_are_taken_only_if_nothing_is_wrong_with_other_ranks(
+    runtime: Runtime, steps: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, log = engine(runtime)
+    running.submit(Call("x", None, (5, 6), 9, LONG))
+    for _ in range(2):
+        running.step()
+    before = log.tokens("x")
+    monkeypatch.setattr(running._scheduler._flight, "_check", Mock(side_effect=BackendError("a rank is lost")))
+    with pytest.raises(BackendError, match="a rank is lost"):
+        running._scheduler.step()
+    assert steps[-1]
+    assert log.tokens("x") == before
+
+
 def test_an_end_that_nobody_could_know_of(runtime: Runtime, steps: list[bool]) -> None:
     """By its own token: what was launched with it gives nothing, and the others go on."""
     tokens, _ = alone(runtime, long := Call("long", "a", (5, 6), 20, LONG))

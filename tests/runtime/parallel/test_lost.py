@@ -26,6 +26,7 @@ from torch import distributed
 from deltacompress.errors import BackendError, ChecksumError, IntegrityError, InternalError
 from deltacompress.processes import meeting, other
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine import scheduler
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.parallel.parts.variant import VariantPart
 from deltacompress.runtime.parallel.ranks import crew
@@ -90,11 +91,19 @@ def kills_itself() -> None:
     Rank._forward = forward  # type: ignore[method-assign]
 
 
-def test_a_rank_that_fails_in_a_forward(make_pair: Callable[..., Pair]) -> None:
-    """The others wait for it in a sum, and are not left there; what it was is told, not that it was lost."""
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_rank_that_fails_in_a_forward(
+    make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, steps: list[bool], *, beside: bool
+) -> None:
+    """The others wait for it in a sum, and are not left there; what it was is told, not that it was lost.
+
+    beside: in a step whose tokens the host does not know.
+    """
+    monkeypatch.setattr(scheduler, "computes_beside", lambda _: beside)
     with both_of(make_pair("qwen2").base, 4, breaks_at_the_third) as both:
         with pytest.raises(RankLostError, match=r"^rank 2 of 4 \(cpu\): Dies: of something"):
             both.many.complete(ASKED, 16)
+        assert steps[-1] == beside
         assert gone(both.others)
 
 

@@ -187,13 +187,13 @@ def test_captured_forwards(
             running.submit(call)
             running.step()
         drain(running)
+        assert (True in steps) == beside
         for call in calls:
             assert (log.tokens(call.id), log.end(call.id).finish) == alone(both.one, call)
         found = running._scheduler.graphs
         assert found is not None
         assert found.replays > found.plain > 0
         assert found.captured > 3
-        assert (True in steps) == beside
         running.close()
 
 

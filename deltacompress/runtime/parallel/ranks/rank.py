@@ -173,8 +173,7 @@ class Rank:
     def _forward(self, plan: Plan) -> None:
         inputs = to_device(plan.inputs, self._model.device)
         if plan.ahead:
-            ids = inputs[: len(plan.slots)]
-            ids.copy_(self._group.first(torch.empty_like(ids)))
+            self._group.first(inputs[: len(plan.slots)])
         if plan.kind == Kind.SEQUENCES:
             forward_sequences(self._model, _batch(plan, inputs), inputs.view(plan.rows, plan.columns))
             return
