@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
 from deltacompress.runtime.parallel.plan import Plan
 from deltacompress.runtime.variants.opening import open_variant
 from deltacompress.runtime.variants.variant import BaseSide, Variant
+
+
+class Captured(Protocol):
+    """Captured forwards, in which the ranks exchange something."""
+
+    def clear(self) -> None:
+        """Let go of all; any thread may ask."""
 
 
 class Others:
@@ -23,6 +31,9 @@ class Others:
     def forward(self, plan: Callable[[], Plan]) -> AbstractContextManager[None]:
         """In this block this rank computes a forward; the others are told to, too."""
         return nullcontext()
+
+    def will_capture(self, captured: Captured) -> None:
+        """`captured` will hold forwards, and is to let go of them before the ranks part."""
 
     def share(self, tokens: Tensor) -> Tensor:
         """The same tokens, int64 on this rank's device; within a forward that begins with them, the others get them."""

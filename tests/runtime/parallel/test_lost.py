@@ -16,8 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import Pair
+from adapters.written import write
+from engine_calls import engine
+from pairs import Pair, write_tokenizer
 from ranked import Follower, forked
+from runtime.graphed import as_on_a_gpu, pretend
 from runtime.parallel.conftest import both_of
 from runtime_cases import Served, random_ids
 from tolerances import SPLIT
@@ -27,6 +30,8 @@ from deltacompress.errors import BackendError, ChecksumError, IntegrityError, In
 from deltacompress.processes import meeting, other
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine import scheduler
+from deltacompress.runtime.engine.generation_config import Sampling
+from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.parallel.parts.variant import VariantPart
 from deltacompress.runtime.parallel.ranks import crew
@@ -112,6 +117,38 @@ def test_a_rank_that_is_killed_in_a_forward(make_pair: Callable[..., Pair]) -> N
         with pytest.raises(RankLostError, match=r"^rank 1 of 2 \(cpu\) was killed by signal 9; "):
             both.many.logits(ASKED)
         assert gone(both.others)
+
+
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+def test_captured_forwards_go_before_the_ranks_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    """NCCL waits for them, and nobody can interrupt that."""
+    there, leave, base = list[int](), meeting.Place.leave, write(tmp_path, "lora").base
+    write_tokenizer(base)
+    with as_on_a_gpu(), both_of(base, 2, pretend, merge_rounding=False) as both:
+        both.many._cuda_graphs = True
+        running, _ = engine(both.many)
+        graphs = running._scheduler.graphs
+        assert graphs is not None
+
+        def left(place: meeting.Place) -> None:
+            there.append(len(graphs.by_shape))
+            leave(place)
+
+        running.submit(Call("long", None, (5, 6, 7), 20, Sampling(ignore_eos=True)))
+        for _ in range(10):
+            running.step()
+        assert graphs.by_shape
+        monkeypatch.setattr(meeting.Place, "leave", left)
+        if ends == "closed":
+            both.many.close()
+        else:
+            both.others[0].kill()
+            with pytest.raises(RankLostError, match="rank 1 of 2"):
+                until_it_is_known(both.many)
+            assert gone(both.others)
+            while not there:  # a thread that hears of it is at it
+                time.sleep(0.01)
+        assert there[0] == 0
 
 
 def does_not_come() -> None:

@@ -112,6 +112,7 @@ class Graphs:
         self._kinds: dict[Shape, set[Kind]] = {}
         self._found: dict[Shape, tuple[GraphedStep, set[frozenset[Hashable]]]] = {}
         self._pool: Any = None
+        model.others.will_capture(self)
 
     def run(
         self,

@@ -27,7 +27,7 @@ from deltacompress.errors import InputError, option, spelled
 from deltacompress.processes.meeting import Place, RanksParted
 from deltacompress.processes.other import LAST_WORDS, Other, rebuilt
 from deltacompress.runtime.parallel.group import Group
-from deltacompress.runtime.parallel.others import Others
+from deltacompress.runtime.parallel.others import Captured, Others
 from deltacompress.runtime.parallel.parts.split import Split
 from deltacompress.runtime.parallel.parts.variant import VariantPart
 from deltacompress.runtime.parallel.plan import Plan
@@ -114,6 +114,10 @@ class Crew(Others):
         with self._telling():
             self._tell(order)
             yield
+
+    @override
+    def will_capture(self, captured: Captured) -> None:
+        self._hearing.captured.add(captured)
 
     @override
     def share(self, tokens: Tensor) -> Tensor:

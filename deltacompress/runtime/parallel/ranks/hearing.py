@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from deltacompress.errors import DeltaCompressError, InternalError
 from deltacompress.processes.meeting import Place
 from deltacompress.processes.other import Other
+from deltacompress.runtime.parallel.others import Captured
 
 _POLL = 0.01
 
@@ -19,11 +21,12 @@ class RankLostError(DeltaCompressError):
 
 
 class Hearing:
-    """others: the ranks."""
+    """others: the ranks. captured: what holds captured exchanges between them, here."""
 
     def __init__(self, place: Place) -> None:
         """place: of this process among them."""
         self.others: list[Other] = []
+        self.captured: weakref.WeakSet[Captured] = weakref.WeakSet()
         self._place = place
         self._failure: RankLostError | None = None
         self._lost = threading.Event()
@@ -58,6 +61,8 @@ class Hearing:
 
     def part(self) -> None:
         """End what is under way between the ranks."""
+        for one in list(self.captured):  # NCCL does not let go of a connection while a CUDA graph has it: it would wait
+            one.clear()
         self._place.leave()
 
     def known(self, seconds: float) -> RankLostError | None:
