@@ -61,9 +61,11 @@ class Hearing:
 
     def part(self) -> None:
         """End what is under way between the ranks."""
-        for one in list(self.captured):  # NCCL does not let go of a connection while a CUDA graph has it: it would wait
-            one.clear()
-        self._place.leave()
+        try:
+            for one in list(self.captured):  # NCCL lets go of no connection that a CUDA graph has: it would wait
+                one.clear()
+        finally:
+            self._place.leave()
 
     def known(self, seconds: float) -> RankLostError | None:
         """What is wrong, if that is known within a time: each time an error by itself, since it is raised."""
