@@ -26,7 +26,7 @@ class Hearing:
     def __init__(self, place: Place) -> None:
         """place: of this process among them."""
         self.others: list[Other] = []
-        self.captured: weakref.WeakSet[Captured] = weakref.WeakSet()
+        self.captured: list[weakref.ref[Captured]] = []
         self._place = place
         self._failure: RankLostError | None = None
         self._lost = threading.Event()
@@ -63,7 +63,8 @@ class Hearing:
         """End what is under way between the ranks."""
         try:
             for one in list(self.captured):  # NCCL lets go of no connection that a CUDA graph has: it would wait
-                one.clear()
+                if (captured := one()) is not None:
+                    captured.clear()
         finally:
             self._place.leave()
 
