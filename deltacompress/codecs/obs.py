@@ -15,9 +15,9 @@ from torch import Tensor
 
 from deltacompress.codecs.encoded import Encoded, LinearToEncode, Sums
 from deltacompress.codecs.formats.packed import PackedSpec, drawn_pattern
-from deltacompress.codecs.formats.solved import Solved
 from deltacompress.codecs.settings import ObsSettings, spec_for
-from deltacompress.codecs.solving import ROWS, Factored, factored, solve
+from deltacompress.codecs.solver.solved import Solved
+from deltacompress.codecs.solver.solving import ROWS, Factored, factored, solve
 from deltacompress.numerics import hessian as hessians
 from deltacompress.numerics.coupling import BLOCKS, Coupling
 from deltacompress.numerics.products import product, quadratic

@@ -13,7 +13,7 @@ from deltacompress.budget.rungs import COARSE, COUNTED, DRAWN, REFERENCE, ROUNDE
 from deltacompress.codecs import counted, obs, rtn
 from deltacompress.codecs.encoded import Encoded, LinearToEncode, restore_tensor
 from deltacompress.codecs.settings import CountedSettings, ObsSettings, RtnSettings
-from deltacompress.codecs.solving import factored
+from deltacompress.codecs.solver.solving import factored
 from deltacompress.compression.planning import TensorPlan
 from deltacompress.lossless import Coder
 from deltacompress.numerics.hessian import HessianAccumulator

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from deltacompress.codecs.formats.solved import Solved
 from deltacompress.codecs.settings import ObsSettings
+from deltacompress.codecs.solver.solved import Solved
 from deltacompress.numerics import hessian as hessians
 from deltacompress.numerics import obs
 from deltacompress.numerics.grid import Grid, fit_grid, fit_signs

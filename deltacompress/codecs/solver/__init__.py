@@ -1,0 +1,1 @@
+"""How `obs` solves: one stack of rows under one Hessian (`solving`), and what comes of it (`solved`)."""
