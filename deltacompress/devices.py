@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -226,6 +227,14 @@ def unreserved_bytes(device: torch.device) -> int:
     free, whole = torch.cuda.mem_get_info(device)
     limit = next((limit for index, limit in _limits.items() if device.index in (None, index)), whole)
     return min(free, limit - torch.cuda.memory_reserved(device))
+
+
+@lru_cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream of a GPU for all that is captured there: cuBLAS keeps memory of its own for each."""
+    import torch
+
+    return torch.cuda.Stream(device)
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from deltacompress.devices import unreserved_bytes
+from deltacompress.devices import capture_stream, unreserved_bytes
 
 _Result = TypeVar("_Result")
 
@@ -71,13 +71,13 @@ def _capture(
     """(what does it all once more, its result, which is there then)."""
     now = torch.cuda.current_stream(device)
     graph, result = _captured(lambda: work(*given), device, _keeper(device).pool())
-    now.wait_stream(_aside(device))
+    now.wait_stream(capture_stream(device))
     return graph.replay, result
 
 
 def _captured(work: Callable[[], _Result], device: torch.device, pool: Any) -> tuple[torch.cuda.CUDAGraph, _Result]:
     """On a stream of its own, which waits for what was launched before. pool: None for a new one."""
-    graph, aside = torch.cuda.CUDAGraph(), _aside(device)
+    graph, aside = torch.cuda.CUDAGraph(), capture_stream(device)
     aside.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(aside):
         # not torch.cuda.graph, which gives all memory back that torch keeps; other threads may go on meanwhile
@@ -96,12 +96,6 @@ def _captured(work: Callable[[], _Result], device: torch.device, pool: Any) -> t
 def forget() -> None:
     """Let captures that come take other memory, so that torch can give back what those before took."""
     _keeper.cache_clear()
-
-
-@lru_cache
-def _aside(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all captures: cuBLAS keeps memory of its own for each."""
-    return torch.cuda.Stream(device)
 
 
 @lru_cache

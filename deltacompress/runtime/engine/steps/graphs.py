@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from deltacompress.devices import capture_stream
 from deltacompress.errors import BackendError, InternalError, to_free_memory
 from deltacompress.runtime.batch import BASE, FixedBatch
 from deltacompress.runtime.engine.steps.pages import Pages
@@ -58,12 +58,6 @@ def run_limit(rows: int, most: int) -> int:
     return min(next((limit for limit in (1, 8, 128) if rows <= limit), bucket(rows)), most)
 
 
-@cache
-def _beside(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all that runs before it is captured: cuBLAS keeps memory of its own for each."""
-    return torch.cuda.Stream(device)
-
-
 class GraphedStep:
     """One captured forward. batch: what it was captured over, which `replay`s are of; traits: what it serves."""
 
@@ -78,7 +72,7 @@ class GraphedStep:
         """step: inputs -> logits; inputs: of the present forward, which runs once before it is captured."""
         self.batch, self.traits = batch, traits
         self._inputs, self._graph = inputs.clone(), torch.cuda.CUDAGraph()
-        side = _beside(inputs.device)
+        side = capture_stream(inputs.device)
         side.wait_stream(torch.cuda.current_stream(inputs.device))
         with torch.cuda.stream(side):  # once outside the capture, on a stream of its own, as CUDA graphs want it
             step(self._inputs)

@@ -117,7 +117,7 @@ class Crew(Others):
 
     @override
     def will_capture(self, captured: Captured) -> None:
-        self._hearing.captured.append(weakref.ref(captured))
+        self._hearing.will_capture(captured)
 
     @override
     def share(self, tokens: Tensor) -> Tensor:

@@ -21,12 +21,12 @@ class RankLostError(DeltaCompressError):
 
 
 class Hearing:
-    """others: the ranks. captured: what holds captured exchanges between them, here."""
+    """others: the ranks."""
 
     def __init__(self, place: Place) -> None:
         """place: of this process among them."""
         self.others: list[Other] = []
-        self.captured: list[weakref.ref[Captured]] = []
+        self._captured: list[weakref.ref[Captured]] = []
         self._place = place
         self._failure: RankLostError | None = None
         self._lost = threading.Event()
@@ -59,10 +59,15 @@ class Hearing:
         for other in self.others:
             other.stop()
 
+    def will_capture(self, captured: Captured) -> None:
+        """`captured` will hold exchanges between the ranks."""
+        there = [one for one in self._captured if one() is not None]
+        self._captured = [*there, weakref.ref(captured)]
+
     def part(self) -> None:
         """End what is under way between the ranks."""
         try:
-            for one in list(self.captured):  # NCCL lets go of no connection that a CUDA graph has: it would wait
+            for one in self._captured:  # NCCL lets go of no connection that a CUDA graph has: it would wait
                 if (captured := one()) is not None:
                     captured.clear()
         finally:
