@@ -17,7 +17,7 @@ import torch
 
 from deltacompress.bench import figures
 from deltacompress.bench.clock import clocked, copy_bandwidth, cpu_time, gpu_clock
-from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY, ModelShape, write_base, write_delta
+from deltacompress.bench.synthetic import MIXED, SHAPE_7B, SHAPE_TINY, ModelShape, write_base, write_delta
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.devices import device_name, free_bytes, resolve_device
 from deltacompress.errors import BackendError
@@ -79,7 +79,7 @@ def run(
     """Time the runtime on a random model: 7B-shaped on a GPU, tiny on a CPU.
 
     variants: of the timed steps; most: loaded at the end, with room for KV_BYTES of keys and values (GPU only).
-    scratch: directory for the files (14 GB and 2 GB for the 7B shape), a temporary one by default.
+    scratch: directory for the files (14 GB and twice 2 GB for the 7B shape), a temporary one by default.
 
     Raises:
         BackendError: the backend cannot run on the device, or it does not fit.
@@ -87,11 +87,11 @@ def run(
     reporter = reporter or SILENT
     where = resolve_device(device)
     shape = shape or (SHAPE_7B if where.type == "cuda" else SHAPE_TINY)
-    reporter.phase("decode", 5)
+    reporter.phase("decode", 6)
     with tempfile.TemporaryDirectory(prefix="deltacompress-bench-", dir=scratch) as root:
-        base, delta = Path(root) / "base", Path(root) / "delta"
-        base.mkdir()
-        delta.mkdir()
+        base, delta, mixed = (Path(root) / name for name in ("base", "delta", "mixed"))
+        for one in (base, delta, mixed):
+            one.mkdir()
         write_base(base, shape, where)
         reporter.step("base written")
         bench = _Bench(base, shape, where, backend, steps)
@@ -103,6 +103,10 @@ def run(
         reporter.step("variants loaded")
         rows.append(bench.row("variants at once", [f"v{i}" for i in range(variants)]))
         reporter.step(f"{variants} variants: {rows[-1]['ms']:.2f} ms")
+        write_delta(mixed, shape, bench.runtime.model.base.checkpoint, where, mixed=MIXED)
+        row = bench.in_the_place_of_all(mixed, "variants at once, formats mixed", variants)
+        rows.append(row | figures.by_bytes(row, rows[1], rows[2]))
+        reporter.step(f"{variants} variants, formats mixed: {row['ms']:.2f} ms")
         rows += _one_after_another(rows[0], variants, base, where)
         memory = bench.fill(delta, most) if where.type == "cuda" else None
         if memory is not None and "step" in memory:
@@ -146,6 +150,16 @@ class _Bench:
             **figures.step_times(len(names), self._bytes(names), times, wall, self.bandwidth),
         }
 
+    def in_the_place_of_all(self, delta: Path, what: str, variants: int) -> dict[str, Any]:
+        """The row of so many variants of an artifact, in whose place there were others, and then are none."""
+        for name in list(self.runtime.variants):
+            self.runtime.unload(name)
+        names = [self._add(delta, i, verify=False) for i in range(variants)]
+        found = self.row(what, names)
+        for name in names:
+            self.runtime.unload(name)
+        return found
+
     def load(self, delta: Path, packed: int, variants: int) -> list[dict[str, Any]]:
         """Load the artifact under many names; the first one pays for compiling and pinning."""
         ways: dict[str, list[float]] = {"first": [], "verified": [], "not verified": []}
@@ -181,12 +195,13 @@ class _Bench:
         found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
         return found
 
-    def _add(self, delta: Path, index: int, *, verify: bool) -> None:
+    def _add(self, delta: Path, index: int, *, verify: bool) -> str:
         name = self.runtime.load(delta, f"v{index}", verify=verify)
         self.runtime.cache.acquire([name])
         self.runtime.cache.release([name])
         if self.on_gpu:
             torch.cuda.synchronize(self.runtime.device)
+        return name
 
     def _bytes(self, names: Sequence[str | None]) -> int:
         """What a step has to read: the base's products once, and each variant's packed deltas of them."""

@@ -75,6 +75,16 @@ def step_times(rows: int, size: int, step_ms: Times, served_ms: Times, copy: flo
     }
 
 
+def by_bytes(mixed: dict[str, Any], base: dict[str, Any], uniform: dict[str, Any]) -> dict[str, Any]:
+    """Of a step over variants in several formats: what one in the uniform format would take for as many bytes.
+
+    Each a row of as many rows; the time beyond the base's step goes with the bytes beyond the base's.
+    """
+    share = (mixed["bytes"] - base["bytes"]) / (uniform["bytes"] - base["bytes"])
+    by_share = base["ms"] + share * (uniform["ms"] - base["ms"])
+    return {"by_bytes_ms": by_share, "times_by_bytes": mixed["ms"] / by_share}
+
+
 def merged_in_turn(base: dict[str, Any], variants: int, swap_ms: float = 0.0) -> dict[str, Any]:
     """A token of each of `variants` merged models, one after another, each a step of the base alone (a row of one).
 

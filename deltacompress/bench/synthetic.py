@@ -2,14 +2,15 @@
 
 They are read by the runtime like any others; only the hashes of restored linears and heads are made up, because nobody
 restores these. The formats are those of recipe int2-24 (or, with 4 bits, int4-24), without a lossless stage, and
-nothing is left out: linears 2:4 with 2 bits, head and embedding dense with 2 bits, every row, norms exact.
+nothing is left out: linears 2:4 with 2 bits, head and embedding dense with 2 bits, every row, norms exact. Or linears
+of other inputs have other formats, as in recipes that a budget chose.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -34,6 +35,10 @@ from deltacompress.files.places import CONFIG, MANIFEST
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.types import TensorInfo, TensorKind
 
+MIXED = (("2:4", 2), ("dense", 2), ("2:4", 4), ("dense", 3), ("2:4", 1), ("dense", 4))
+"""Patterns and bits of linears whose recipe differs from input to input: these in turn."""
+_INPUTS = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 2, "up_proj": 2, "down_proj": 3}
+"""Which of a layer's four inputs a linear has."""
 _STD = 0.02
 
 
@@ -177,10 +182,16 @@ def write_finetuned(out: Path, shape: ModelShape, device: torch.device, *, base:
     write_file(out / CONFIG, [json.dumps(shape.config()).encode()])
 
 
-def packed_spec(kind: TensorKind, size: tuple[int, ...], bits: int) -> PackedSpec:
-    """How a linear, a head or an embedding is packed."""
+def packed_spec(
+    kind: TensorKind, size: tuple[int, ...], bits: int, mixed: Sequence[tuple[str, int]] = (), name: str = ""
+) -> PackedSpec:
+    """How a linear, a head or an embedding is packed. mixed: patterns and bits that linears have in turn, by `name`."""
     rows, columns = size
-    return PackedSpec(rows, columns, bits, Sparsity.parse("2:4" if kind == "linear" else "dense"), columns, "minmax")
+    pattern = "2:4" if kind == "linear" else "dense"
+    if kind == "linear" and mixed:
+        _, _, layer, _, linear, _ = name.split(".")
+        pattern, bits = mixed[(4 * int(layer) + _INPUTS[linear]) % len(mixed)]
+    return PackedSpec(rows, columns, bits, Sparsity.parse(pattern), columns, "minmax")
 
 
 def delta_bytes(shape: ModelShape, bits: int) -> int:
@@ -195,12 +206,21 @@ def delta_bytes(shape: ModelShape, bits: int) -> int:
     return found
 
 
-def write_delta(out: Path, shape: ModelShape, base: Checkpoint, device: torch.device, *, bits: int = 2) -> Manifest:
-    """An artifact of `base` in the empty directory `out`."""
+def write_delta(
+    out: Path,
+    shape: ModelShape,
+    base: Checkpoint,
+    device: torch.device,
+    *,
+    bits: int = 2,
+    mixed: Sequence[tuple[str, int]] = (),
+) -> Manifest:
+    """An artifact of `base` in the empty directory `out`. mixed: as packed_spec, of a Llama without experts."""
     records: list[TensorRecord] = []
     stored: Parts = {}
     for name, (kind, size) in sorted(shape.tensors().items()):
-        record, parts = _tensor(name, kind, size, base, device, bits)
+        spec = None if kind == "norm" else packed_spec(kind, size, bits, mixed, name)
+        record, parts = _tensor(name, kind, size, base, device, spec)
         records.append(record)
         stored |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
 
@@ -228,17 +248,16 @@ def write_delta(out: Path, shape: ModelShape, base: Checkpoint, device: torch.de
 
 
 def _tensor(
-    name: str, kind: TensorKind, size: tuple[int, ...], base: Checkpoint, device: torch.device, bits: int
+    name: str, kind: TensorKind, size: tuple[int, ...], base: Checkpoint, device: torch.device, spec: PackedSpec | None
 ) -> tuple[TensorRecord, Parts]:
     restored = hashlib.sha256(name.encode()).hexdigest()
     params: dict[str, Any]
-    if kind == "norm":
+    if spec is None:
         before = base.read(name)
         after = before + torch.randn(size, dtype=before.dtype) * _STD
         params, parts = exact.encode(InMemory(after), InMemory(before))
         restored = hashlib.sha256(tensor_bytes(after)).hexdigest()
     else:
-        spec = packed_spec(kind, size, bits)
         params, parts = spec.to_json(), {part: tensor.cpu() for part, tensor in random_parts(spec, device).items()}
         parts["scales"] = (parts["scales"].float() * 0.01).to(torch.bfloat16)
         if kind == "embedding":

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from deltacompress.bench import clock, decode
+from deltacompress.bench import clock, decode, synthetic
 from deltacompress.bench.synthetic import SHAPE_TINY
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.cli.main import main
 from deltacompress.runtime.engine.scheduler import Scheduler
 
@@ -41,12 +42,12 @@ def test_the_figures_of_a_known_clock(tmp_path: Path, monkeypatch: pytest.Monkey
     ticks = count()
     monkeypatch.setattr(clock.time, "perf_counter", lambda: next(ticks) * 4e-3)
     found = decode.run(device="cpu", variants=3, steps=5, scratch=tmp_path).to_json()
-    assert len(steps) == 3 * (decode._WARM + 5)  # one row of the table after another, no step timed that is not made
+    assert len(steps) == 4 * (decode._WARM + 5)  # one row of the table after another, no step timed that is not made
     weights = 2 * (4 * 128 * 128 + 3 * 128 * 256) + 256 * 128  # of both layers and the head
     base = 4 * weights
     delta = 4 * (weights + 5 * 128)  # a CPU decodes deltas when they come; norms, too, are the variant's own
-    alone, three, variants, turns = found["rows"]
-    for row, size in ((alone, base), (three, base), (variants, base + 3 * delta)):
+    alone, three, variants, mixed, turns = found["rows"]
+    for row, size in ((alone, base), (three, base), (variants, base + 3 * delta), (mixed, base + 3 * delta)):
         assert row["bytes"] == size
         assert row["ms"] == row["served_ms"] == pytest.approx(4)
         assert row["floor_ms"] == pytest.approx(size / 2e9 * 1e3)
@@ -60,6 +61,24 @@ def test_the_figures_of_a_known_clock(tmp_path: Path, monkeypatch: pytest.Monkey
     for row in found["loads"]:
         assert row["bytes"] == _stored_bytes()
         assert row["gb_s"] == pytest.approx(_stored_bytes() / row["ms"] / 1e6)
+
+
+def test_formats_differ_from_input_to_input(tmp_path: Path) -> None:
+    """As MIXED has them in turn; linears of one input share theirs, head and embedding keep their own."""
+    base, delta = tmp_path / "base", tmp_path / "delta"
+    for one in (base, delta):
+        one.mkdir()
+    synthetic.write_base(base, SHAPE_TINY, torch.device("cpu"))
+    opened = Checkpoint.open(base)
+    manifest = synthetic.write_delta(delta, SHAPE_TINY, opened, torch.device("cpu"), mixed=synthetic.MIXED)
+    found = {one.name: (one.params["sparsity"], one.params["bits"]) for one in manifest.tensors if one.kind != "norm"}
+    for layer in (0, 1):
+        of_inputs = (("self_attn", "qkv"), ("self_attn", "o"), ("mlp", ("gate", "up")), ("mlp", ("down",)))
+        for number, (where, linears) in enumerate(of_inputs):
+            for linear in linears:
+                name = f"model.layers.{layer}.{where}.{linear}_proj.weight"
+                assert found.pop(name) == synthetic.MIXED[(4 * layer + number) % 6]
+    assert found == dict.fromkeys(("lm_head.weight", "model.embed_tokens.weight"), ("dense", 2))
 
 
 def _stored_bytes() -> int:

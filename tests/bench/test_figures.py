@@ -88,6 +88,13 @@ def test_loads_are_told_in_gigabytes_a_second() -> None:
     assert "moved_ms" not in figures.load_times(1, [1.0], [0.0])
 
 
+def test_a_step_over_mixed_formats_by_its_bytes() -> None:
+    """Twice the deltas' bytes take twice the time beyond the base's 4 ms."""
+    base, uniform = {"ms": 4.0, "bytes": 100}, {"ms": 10.0, "bytes": 400}
+    found = figures.by_bytes({"ms": 20.0, "bytes": 700}, base, uniform)
+    assert found == {"by_bytes_ms": 16.0, "times_by_bytes": 1.25}
+
+
 def test_the_cache_is_the_smallest_that_is_large_enough() -> None:
     """2 layers of 8: keys and values of 2 x 8 bf16 numbers each, 64 bytes a token; 3 rows: 192 a column."""
     assert figures.cache_columns(2, 8, 3, 1920) == (10, 1920)

@@ -131,6 +131,7 @@ def test_work_that_fails_while_it_is_captured() -> None:
     given = torch.arange(5.0, device=gpu)
     for failing in (True, False):
         again = Repeated(work, Tensor.clone, device=gpu, nbytes=0)
+        fails[0] = False
         again(given)
         fails[0] = failing
         if failing:

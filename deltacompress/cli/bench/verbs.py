@@ -157,7 +157,7 @@ def decode(
             exists=True,
             file_okay=False,
             writable=True,
-            help="Directory for 16 GB of files; a temporary one by default.",
+            help="Directory for 18 GB of files; a temporary one by default.",
         ),
     ] = None,
 ) -> None:
@@ -170,11 +170,11 @@ def decode(
         data = run(
             device=device, backend=backend, variants=variants, most=most, scratch=scratch, reporter=reporter
         ).to_json()
-    hidden = ("spread", "computed")
+    hidden, columns = ("spread", "computed"), dict.fromkeys(key for row in data["rows"] for key in row)
     shown = {
         **{key: value for key, value in data.items() if key not in ("memory", "notes")},
         **(data["memory"] or {}),
-        "rows": [{key: row.get(key) for key in data["rows"][0] if key not in hidden} for row in data["rows"]],
+        "rows": [{key: row.get(key) for key in columns if key not in hidden} for row in data["rows"]],
         "loads": [{key: row[key] for key in row if key not in hidden} for row in data["loads"]],
     }
     console.result(data, lambda: render.summary_and_rows("decode", shown, table="rows", more="loads"))
