@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,17 +15,14 @@ from torch import Tensor
 from deltacompress.codecs.encoded import Encoded, LinearToEncode, Sums
 from deltacompress.codecs.formats.packed import PackedSpec, drawn_pattern
 from deltacompress.codecs.settings import ObsSettings, spec_for
+from deltacompress.codecs.solver.replayed import blocks_solver, solve_alike
 from deltacompress.codecs.solver.solved import Solved
-from deltacompress.codecs.solver.solving import ROWS, Factored, factored, solve
+from deltacompress.codecs.solver.solving import Factored, factored, solve
 from deltacompress.numerics import hessian as hessians
 from deltacompress.numerics.coupling import BLOCKS, Coupling
 from deltacompress.numerics.products import product, quadratic
 from deltacompress.numerics.refit import kept
-from deltacompress.numerics.triton.fused import usable
-from deltacompress.numerics.triton.repeated import Repeated
 from deltacompress.reporter import part
-
-_FLOATS = 16  # that a block's solver takes for each weight of it, and of ROWS rows of the Hessian, at most
 
 
 def encode(
@@ -38,11 +34,14 @@ def encode(
         RecipeError: group_size does not divide the columns.
         NumericsError: the Hessian cannot be factorized; names the first one.
     """
-    return encode_factored(linears, factored(statistics, settings, linears[0].name), settings)
+    shared = factored(statistics, settings, linears[0].name)
+    return encode_factored(linears, shared, settings, solve_alike)  # such linears come in every layer
 
 
-def encode_factored(linears: list[LinearToEncode], shared: Factored, settings: ObsSettings) -> dict[str, Encoded]:
-    """As `encode`, from what `factored` gives for these settings; uses up its `drift`."""
+def encode_factored(
+    linears: list[LinearToEncode], shared: Factored, settings: ObsSettings, solver: Callable[..., Solved] = solve
+) -> dict[str, Encoded]:
+    """As `encode`, from what `factored` gives for these settings; uses up its `drift`. solver: `solve`, or like it."""
     hessian, factor, order, pattern = shared.hessian, shared.factor, shared.order, settings.pattern
     columns = linears[0].delta.shape[1]
     specs = {one.name: spec_for(settings, rows=one.delta.shape[0], columns=columns, name=one.name) for one in linears}
@@ -61,7 +60,7 @@ def encode_factored(linears: list[LinearToEncode], shared: Factored, settings: O
         drawn = None
         if pattern.kind == "drawn":
             drawn = torch.cat([drawn_pattern(specs[one.name], target.device)[:, :columns] for one in stack])
-        solved = _coupled(stack, target, shared, settings, drawn)
+        solved = _solved(stack, target, shared, settings, drawn, solver)
         rows = 0
         for one in stack:
             own = solved.of_rows(slice(rows, rows + specs[one.name].rows))
@@ -108,12 +107,13 @@ def _shifted(
     return {one.name: one.delta + product(one.finetuned, shift) for one in linears}
 
 
-def _coupled(
+def _solved(
     stack: list[LinearToEncode],
     target: Tensor,
     shared: Factored,
     settings: ObsSettings,
     drawn: Tensor | None,
+    solver: Callable[..., Solved],
 ) -> Solved:
     """One stack, block by block where its rows make up for each other (numerics/coupling.py), else at once.
 
@@ -121,11 +121,11 @@ def _coupled(
     """
     fisher = [one.fisher for one in stack if one.fisher is not None]
     if not settings.fisher or len(fisher) < len(stack):
-        return solve(target, shared, settings, drawn)
+        return solver(target, shared, settings, drawn)
     with part("factor"):
         coupling = Coupling(fisher, [one.name for one in stack])
     shifted, found, hessian = target.clone(), [], shared.hessian
-    again = _repeated(shared, settings, rows=sum(-(-len(one.delta) // BLOCKS) for one in stack))
+    again = blocks_solver(shared, settings, rows=sum(-(-len(one.delta) // BLOCKS) for one in stack))
     for number, rows in coupling.blocks():
         solved = again(*(one[rows] for one in (shifted, drawn) if one is not None))
         with part("coupling"):
@@ -134,19 +134,6 @@ def _coupled(
     whole = Solved.joined(found)
     weights, pull = whole.weights(), product(target, hessian)  # of the targets before they were shifted
     return replace(whole, kept=kept(weights, target, pull), loss=quadratic(weights - target, hessian))
-
-
-def _repeated(shared: Factored, settings: ObsSettings, rows: int) -> Callable[..., Solved]:
-    """`solve` for many blocks of at most so many rows: a GPU is told of all that it launches but once."""
-    device, columns = shared.hessian.device, len(shared.hessian)
-
-    def solved(target: Tensor, drawn: Tensor | None = None) -> Solved:
-        return solve(target, shared, settings, drawn)
-
-    if not usable(device) or settings.refit_scales:  # whose equations the host checks
-        return solved
-    most = 4 * _FLOATS * columns * (rows + ROWS)
-    return Repeated(solved, Solved.copied, device=device, nbytes=most, timed=partial(part, "replayed"))
 
 
 def _unordered(matrix: Tensor, order: Tensor | None) -> Tensor:

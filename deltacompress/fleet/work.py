@@ -14,7 +14,6 @@ from deltacompress.files.hashing import hash_file
 from deltacompress.files.places import MANIFEST
 from deltacompress.fleet.jobs_file import FleetJob
 from deltacompress.fleet.state import JobState, earlier, failed
-from deltacompress.numerics.triton import repeated
 
 if TYPE_CHECKING:
     from deltacompress.compression.before.inputs import Inputs
@@ -75,7 +74,6 @@ def _figures(result: CompressResult, before: JobState | None) -> dict[str, Any]:
 def _free_memory() -> None:
     """What a job held on a GPU goes back, so that the next one finds what a lone run would."""
     gc.collect()
-    repeated.forget()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

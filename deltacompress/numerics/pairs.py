@@ -13,6 +13,7 @@ Without rounding this is the optimum of the group. All constants of all groups a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple, Protocol
@@ -83,6 +84,19 @@ class PairSolver:
         self._follow = (rest[:, :, 0, 1] / rest[:, :, 0, 0]).float()
         self._errors = _inverse(blocks).transpose(1, 2).float()
         self._first, self._second = kept[:, 0], kept[:, 1]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it knows, for `of`."""
+        first, second = self._first, self._second
+        return self._square, self._cross, self._moves, self._follow, self._errors, first, second
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> PairSolver:
+        """The one that gave `tensors`, or one like it that gave others of their shapes."""
+        found = object.__new__(cls)
+        found._square, found._cross, found._moves, found._follow, found._errors, *places = tensors
+        found._first, found._second = places
+        return found
 
     def constants(self, group: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """For the kernels, from `group` on: costs f32 [6, 4] and [6], moves [12, 4], follow [6], errors' map [4, 4]."""

@@ -375,6 +375,13 @@ def test_the_room_is_what_is_free_less_what_the_walk_needs(monkeypatch: pytest.M
     assert room.left()
     taken[0] += 1
     assert not room.left()
+    taken[0] -= 1_000_000
+    monkeypatch.setattr("deltacompress.calibration.forwards.memory.held_bytes", lambda: 1_000_000)
+    assert not room.left()  # torch has that for captures, and counts it as free
+    assert room.has(1_000_000_000 - 1_000_000)
+    assert not room.has(1_000_000_000 - 1_000_000 + 1)
+    monkeypatch.setattr("deltacompress.calibration.forwards.memory.held_bytes", lambda: 0)
+    assert room.left()
     taken[0] = 0
     wide = Room(torch.device("cuda"), features=1000, hidden=500, tokens=10_000, note=notes.append)
     taken[0] = 950_000_000 - 260_000_000 + 1

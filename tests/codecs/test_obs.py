@@ -13,11 +13,13 @@ from deltacompress.codecs import obs
 from deltacompress.codecs.encoded import Encoded, LinearToEncode
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.settings import ObsSettings
+from deltacompress.codecs.solver import replayed
 from deltacompress.codecs.solver.solved import Solved
 from deltacompress.errors import NumericsError, RecipeError
 from deltacompress.numerics.coupling import BLOCKS, DAMP_FRACTION
 from deltacompress.numerics.hessian import HessianAccumulator, factorize
 from deltacompress.numerics.obs import activation_order
+from deltacompress.numerics.pairs import PairSolver
 from deltacompress.numerics.triton import repeated
 
 COLUMNS = 48
@@ -462,10 +464,10 @@ REPEATED = {
 
 
 def tensors_of(solved: Solved) -> list[torch.Tensor]:
-    assert solved.codes is not None
-    assert solved.grid is not None
     assert solved.kept is not None
-    return [solved.codes, solved.mask, solved.grid.scale, solved.grid.zero, solved.loss, *solved.kept]
+    grid = [] if solved.grid is None else [solved.grid.scale, solved.grid.zero]
+    found = [solved.codes, solved.values, solved.mask, *grid, solved.loss, *solved.kept]
+    return [one for one in found if one is not None]
 
 
 def run_again(work: Any, given: Any, _: torch.device) -> Any:
@@ -479,20 +481,31 @@ def run_again(work: Any, given: Any, _: torch.device) -> Any:
     return replay, result
 
 
+def captures(monkeypatch: pytest.MonkeyPatch, place: str) -> list[torch.Size]:
+    """Shapes of what is captured from now on, of which nothing is kept yet; on a CPU as if it could.
+
+    Inverses of groups are no part of it: a GPU's library may wait.
+    """
+    found, real = [], repeated._capture if place == "cuda" else run_again
+
+    def capture(work: Any, given: Any, device: torch.device) -> Any:
+        found.append(given[0].shape)
+        with monkeypatch.context() as within:
+            within.setattr(PairSolver, "__init__", lambda *_: pytest.fail("inverts what is captured"))
+            return real(work, given, device)
+
+    repeated.forget()
+    monkeypatch.setattr(repeated, "_capture", capture)
+    monkeypatch.setattr(replayed, "usable", lambda _: True)
+    monkeypatch.setattr(repeated, "unreserved_bytes", lambda _: 1 << 40)
+    return found
+
+
 @pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("kind", REPEATED)
 def test_blocks_that_are_replayed(monkeypatch: pytest.MonkeyPatch, kind: str, place: str) -> None:
     """Of two linears whose rows are no whole blocks: the same bytes as where there is no room to capture any."""
-    device = torch.device(place)
-    captured, real = [], repeated._capture if place == "cuda" else run_again
-
-    def capture(work: Any, given: Any, device: torch.device) -> Any:
-        captured.append(device)
-        return real(work, given, device)
-
-    monkeypatch.setattr(repeated, "_capture", capture)
-    monkeypatch.setattr(obs, "usable", lambda _: True)
-    monkeypatch.setattr(repeated, "unreserved_bytes", lambda _: 1 << 40)
+    device, captured = torch.device(place), captures(monkeypatch, place)
     settings = ObsSettings(fisher=True, **REPEATED[kind])
     layers = [layer(rows=rows, columns=512, seed=seed) for seed, rows in enumerate((90, 64))]
 
@@ -515,3 +528,45 @@ def test_blocks_that_are_replayed(monkeypatch: pytest.MonkeyPatch, kind: str, pl
         assert one.sums == wanted[name].sums
         assert one.parts.keys() == wanted[name].parts.keys()
         assert all(torch.equal(part, wanted[name].parts[key]) for key, part in one.parts.items())
+
+
+ALIKE = REPEATED | {
+    "values": {"bits": 16, "sparsity": "2:4", "refine_sweeps": 0},
+    "a share": {"bits": 4, "sparsity": "unstructured:0.5"},
+    "the published rule": {"bits": 4, "sparsity": "2:4", "selection": "diagonal", "asymmetric": 0.0},
+}
+
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kind", ALIKE)
+def test_stacks_of_a_shape_are_replayed_in_every_layer(monkeypatch: pytest.MonkeyPatch, kind: str, place: str) -> None:
+    """Two shapes in turn, other numbers in each layer: the same bytes as where nothing is replayed."""
+    device, captured = torch.device(place), captures(monkeypatch, place)
+    settings = ObsSettings(**ALIKE[kind])
+
+    def encoded(it: Layer) -> Encoded:
+        sums = HessianAccumulator(it.x.shape[1], device=device, asymmetric=True)
+        sums.add(it.x.to(device), it.target_x.to(device))
+        return obs.encode([LinearToEncode("q", it.delta.to(device), it.finetuned.to(device))], sums, settings)["q"]
+
+    shapes = [(40, 256), (24, 128)]
+    layers = [layer(rows, columns, seed) for seed in range(4) for rows, columns in shapes]
+    found = [encoded(one) for one in layers]
+    assert [tuple(one) for one in captured] == ([] if kind in ("refitted", "a share") else shapes)
+    repeated.forget()
+    monkeypatch.setattr(replayed, "usable", lambda _: False)
+    for one, it in zip(found, layers, strict=True):
+        wanted = encoded(it)
+        assert (one.sums, one.loss, one.kept) == (wanted.sums, wanted.loss, wanted.kept)
+        assert one.parts.keys() == wanted.parts.keys()
+        assert all(torch.equal(part, wanted.parts[key]) for key, part in one.parts.items())
+
+
+def test_what_settings_differ_in_is_no_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = captures(monkeypatch, "cpu")
+    with repeated.forgotten():
+        for bits in (2, 4, 2, 4):
+            encode(layer(), bits=bits, sparsity="2:4")
+        assert len(captured) == 2
+    encode(layer(), bits=2, sparsity="2:4")
+    assert len(captured) == 2  # what was captured is gone

@@ -92,6 +92,28 @@ def test_without_room_it_is_run(captures: list[Any]) -> None:
     assert (work.runs, captures) == (4, [])
 
 
+def test_the_last_few_are_kept() -> None:
+    made: list[int] = []
+
+    def asked(key: int) -> Repeated[Tensor]:
+        def make() -> Repeated[Tensor]:
+            made.append(key)
+            return Repeated(Work(), Tensor.clone, device=CPU, nbytes=0)
+
+        return repeated.kept(key, make)
+
+    with repeated.forgotten():
+        first = asked(0)
+        for key in (*range(1, 8), 0, 8):  # 1 was asked for longest ago
+            asked(key)
+        assert asked(0) is first
+        assert made == [*range(9)]
+        asked(1)
+        assert made == [*range(9), 1]
+    assert asked(0) is not first
+    repeated.forget()
+
+
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     gpu = torch.device("cuda")
@@ -114,6 +136,9 @@ def test_on_a_gpu() -> None:
             other(one)
     # captures take what the last ones took: each would take a segment of torch's, 2 MiB at least
     assert torch.cuda.memory_reserved(gpu) - before < 20 << 21
+    assert repeated.held_bytes() >= 1 << 21
+    repeated.forget()
+    assert repeated.held_bytes() == 0
 
 
 @pytest.mark.gpu

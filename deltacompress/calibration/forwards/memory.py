@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from deltacompress.devices import free_bytes, free_host_bytes
+from deltacompress.numerics.triton.repeated import held_bytes
 
 _DEVICE_SHARE, _HOST_SHARE = 0.95, 0.5
 """Of what is free when a run begins: libraries of a GPU, and whatever else runs on the host, need some."""
@@ -71,7 +72,7 @@ class Room:
     def free(self) -> int:
         """Bytes that may be taken now; negative where too many are."""
         if self.device.type == "cuda":
-            return self._limit - self._kept_free - torch.cuda.memory_allocated(self.device)
+            return self._limit - self._kept_free - torch.cuda.memory_allocated(self.device) - held_bytes()
         return free_host_bytes() - self._limit - self._kept_free
 
     def tidy(self) -> None:
@@ -82,7 +83,7 @@ class Room:
 
     def has(self, nbytes: int) -> bool:
         """Whether so many bytes can be had of a GPU, whatever this room made of it."""
-        return self.device.type != "cuda" or free_bytes(self.device) >= nbytes
+        return self.device.type != "cuda" or free_bytes(self.device) - held_bytes() >= nbytes
 
     def ran_out(self) -> None:
         """Less may wait from now on, in the end nothing: memory ran out, though by what was free it should not."""

@@ -30,6 +30,7 @@ from deltacompress.compression.ranks.steps import WalkSteps
 from deltacompress.compression.steps import Steps
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.hessian import HessianAccumulator
+from deltacompress.numerics.triton.repeated import forgotten
 from deltacompress.reporter import Reporter
 
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}
@@ -38,6 +39,7 @@ _FEW_EXPERTS, _MOST_AT_ONCE = 32, 4
 """A GPU takes so many times as many where many experts run one by one, each launched for its share of a batch."""
 
 
+@forgotten()
 def compress_layers(
     plan: Plan, skeleton: Skeleton, ids: Tensor, steps: WalkSteps, reporter: Reporter, ranks: Ranks = ALONE
 ) -> Streams:

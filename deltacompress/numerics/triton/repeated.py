@@ -6,8 +6,8 @@ Where each of thousands of operations takes microseconds, a GPU waits for the ho
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +17,8 @@ from torch import Tensor
 from deltacompress.devices import capture_stream, unreserved_bytes
 
 _Result = TypeVar("_Result")
+_MOST_KEPT = 8
+"""By `kept`: each holds memory. Linears of a layer have four inputs."""
 
 
 class Repeated(Generic[_Result]):
@@ -77,7 +79,7 @@ def _capture(
 
 def _captured(work: Callable[[], _Result], device: torch.device, pool: Any) -> tuple[torch.cuda.CUDAGraph, _Result]:
     """On a stream of its own, which waits for what was launched before. pool: None for a new one."""
-    graph, aside = torch.cuda.CUDAGraph(), capture_stream(device)
+    graph, aside, before = torch.cuda.CUDAGraph(), capture_stream(device), torch.cuda.memory_reserved(device)
     aside.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(aside):
         # not torch.cuda.graph, which gives all memory back that torch keeps; other threads may go on meanwhile
@@ -90,12 +92,43 @@ def _captured(work: Callable[[], _Result], device: torch.device, pool: Any) -> t
                 graph.capture_end()
             raise
         graph.capture_end()
+    _held.append(max(torch.cuda.memory_reserved(device) - before, 0))
     return graph, result
 
 
+def kept(key: Hashable, make: Callable[[], Repeated[_Result]]) -> Repeated[_Result]:
+    """The one that was made for a key, by whoever asked for it first; the last few of all keys are there, until
+    `forget`.
+    """
+    found = _kept[key] = _kept.pop(key) if key in _kept else make()
+    while len(_kept) > _MOST_KEPT:
+        del _kept[next(iter(_kept))]
+    return found
+
+
 def forget() -> None:
-    """Let captures that come take other memory, so that torch can give back what those before took."""
+    """Let go of what was captured, and let captures that come take other memory: torch can give back all of it."""
+    _kept.clear()
+    _held.clear()
     _keeper.cache_clear()
+
+
+def held_bytes() -> int:
+    """What torch has for captures, nearly all of it free by its count, and for nothing else before `forget`."""
+    return sum(_held)
+
+
+@contextmanager
+def forgotten() -> Iterator[None]:
+    """`forget` after this block."""
+    try:
+        yield
+    finally:
+        forget()
+
+
+_kept: dict[Hashable, Repeated[Any]] = {}  # what was asked for last is last
+_held: list[int] = []
 
 
 @lru_cache
