@@ -137,19 +137,20 @@ def layer_times(layer_seconds: Times, tflop: float, tflop_s: float) -> dict[str,
 def stage_table(watched: Mapping[str, Any], forwards: float, sums: float, tflop_s: float) -> dict[str, Any]:
     """Where the seconds of one layer went, a row for each part, and the speed of those that are products.
 
-    watched: seconds of the layer, idle_seconds of a GPU (else None), and seconds by part, of the device and of the
-    host. forwards, sums: TFLOP that these have to take; tflop_s: of a large product.
+    watched: seconds of the layer, idle_seconds of a GPU and idle_in each part (else None), and seconds by part, of the
+    device and of the host. forwards, sums: TFLOP that these have to take; tflop_s: of a large product.
     """
-    device, whole = watched["device"], watched["seconds"]
-    rows = [{"part": name, "on": "device", "seconds": spent, "share": spent / whole} for name, spent in device.items()]
-    rest = whole - sum(device.values())
-    rows.append({"part": "between these", "on": "device", "seconds": rest, "share": rest / whole})
-    rows += [
-        {"part": name, "on": "host, beside it", "seconds": spent, "share": spent / whole}
-        for name, spent in watched["host"].items()
-    ]
+    device, whole, idle, idle_in = (watched[name] for name in ("device", "seconds", "idle_seconds", "idle_in"))
+
+    def row(part: str, on: str, seconds: float, waited: float | None = None) -> dict[str, Any]:
+        own = {} if idle_in is None else {"idle": waited}
+        return {"part": part, "on": on, "seconds": seconds, "share": seconds / whole, **own}
+
+    rows = [row(name, "device", spent, idle_in and idle_in[name]) for name, spent in device.items()]
+    rest = None if idle is None else idle - sum(idle_in.values())
+    rows.append(row("between these", "device", whole - sum(device.values()), rest))
+    rows += [row(name, "host, beside it", spent) for name, spent in watched["host"].items()]
     passing = sum(spent for name, spent in device.items() if name.startswith(("teacher", "student")))
-    idle = watched["idle_seconds"]
     return {
         "watched_layer_seconds": whole,
         "idle_share": None if idle is None else idle / whole,

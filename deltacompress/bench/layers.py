@@ -22,7 +22,7 @@ import torch
 
 from deltacompress.bench.clock import cpu_time, gpu_clock
 from deltacompress.bench.figures import layer_times, product_rate, stage_table
-from deltacompress.bench.stages import IdleMeter, StageClock
+from deltacompress.bench.stages import IdleMeter, StageClock, idle_in
 from deltacompress.bench.synthetic import SHAPES, ModelShape, write_base, write_finetuned
 from deltacompress.calibration.forwards.precision import calibration_precision
 from deltacompress.checkpoints.writer import write_file
@@ -112,13 +112,15 @@ class _Watched(_Laps):
             parts = self.clock.lap()
             seconds = time.perf_counter() - self._last
             idle = self._meter.end() if self._meter else None
-            self.stages = {"seconds": seconds, "idle_seconds": idle, **parts}
+            within = None if idle is None else idle_in(idle, parts.pop("spans"))
+            whole = None if idle is None else sum(end - start for start, end in idle)
+            self.stages = {"seconds": seconds, "idle_seconds": whole, "idle_in": within, **parts}
             self._last = time.perf_counter() - seconds  # reading the trace took a while
         super().step(label, loss=loss, memory_bytes=memory_bytes)
         if label == before:
             self.clock.lap()
             if self._meter:
-                self._meter.begin()
+                self._meter.begin(self.clock)
             self._last = time.perf_counter()
 
 

@@ -11,7 +11,7 @@ import torch
 
 from deltacompress.bench import stages
 from deltacompress.bench.figures import stage_table
-from deltacompress.bench.stages import IdleMeter, StageClock, idle_seconds
+from deltacompress.bench.stages import IdleMeter, StageClock, gaps, idle_in
 from deltacompress.bench.synthetic import SHAPES
 from deltacompress.cli.bench.verbs import BenchShape
 from deltacompress.cli.main import main
@@ -33,26 +33,36 @@ def test_parts_add_up_until_the_lap(monkeypatch: pytest.MonkeyPatch) -> None:
                 pass
         with part("hash", on_host=True):
             pass
-        assert clock.lap() == {"device": {"sums": 3.0, "solver": 4.0}, "host": {"hash": 8.0}}
+        spans = [("sums", 0.0, 1.0), ("solver", 10.0, 14.0), ("sums", 20.0, 22.0)]
+        assert clock.lap() == {"device": {"sums": 3.0, "solver": 4.0}, "host": {"hash": 8.0}, "spans": spans}
         with pytest.raises(KeyError), part("read"):
             raise KeyError
-    assert clock.lap() == {"device": {"read": 1.0}, "host": {}}
+    assert clock.lap() == {"device": {"read": 1.0}, "host": {}, "spans": [("read", 40.0, 41.0)]}
     with part("sums"):  # nobody listens any more
         pass
-    assert clock.lap() == {"device": {}, "host": {}}
+    assert clock.lap() == {"device": {}, "host": {}, "spans": []}
 
 
 def test_idle_is_what_no_kernel_covers() -> None:
     """2 to 5 and 9 to 10: the kernel from 5 to 9 covers those that begin and end within it."""
-    assert idle_seconds([(5, 9), (0, 2), (6, 7), (10, 12), (8, 9)]) == 4
-    assert idle_seconds([(0, 2), (2, 3)]) == 0
-    assert idle_seconds([]) == 0
+    assert gaps([(5, 9), (0, 2), (6, 7), (10, 12), (8, 9)]) == [(2, 5), (9, 10)]
+    assert gaps([(0, 2), (2, 3)]) == []
+    assert gaps([]) == []
+
+
+def test_idle_by_part() -> None:
+    """Gaps may begin before a part and end after it; a part may have several, and come again."""
+    spans = [("sums", 0.0, 3.0), ("factor", 3.0, 4.0), ("sums", 6.0, 20.0), ("gain", 20.0, 30.0), ("late", 50.0, 60.0)]
+    found = idle_in([(2.0, 5.0), (7.0, 8.0), (9.0, 10.0), (19.0, 22.0), (40.0, 41.0)], spans)
+    assert found == {"sums": 1 + 1 + 1 + 1, "factor": 1, "gain": 2, "late": 0}
+    assert idle_in([], spans) == dict.fromkeys(found, 0)
 
 
 def test_the_table_of_known_times() -> None:
     """A layer of 10 s: forwards of 3 TFLOP in 2 s and sums of 2 TFLOP in 4 s, on a device of 3 TFLOP/s."""
     device = {"teacher: to o_proj": 0.5, "student: to its end": 1.5, "sums": 4.0, "factor": 1.0}
-    watched = {"seconds": 10.0, "idle_seconds": 0.5, "device": device, "host": {"hash": 5.0}}
+    within = dict.fromkeys(device, 0.0) | {"factor": 0.2}
+    watched = {"seconds": 10.0, "idle_seconds": 0.5, "idle_in": within, "device": device, "host": {"hash": 5.0}}
     found = stage_table(watched, 3.0, 2.0, 3.0)
     assert found["watched_layer_seconds"] == 10
     assert found["idle_share"] == 0.05
@@ -62,7 +72,11 @@ def test_the_table_of_known_times() -> None:
     assert rows["sums"] == ("device", 4.0, 0.4)
     assert rows["between these"] == ("device", 3.0, 0.3)
     assert rows["hash"] == ("host, beside it", 5.0, 0.5)
-    assert stage_table(watched | {"idle_seconds": None}, 3.0, 2.0, 3.0)["idle_share"] is None
+    idle = {row["part"]: row["idle"] for row in found["stages"]}
+    assert idle == within | {"between these": pytest.approx(0.3), "hash": None}
+    of_a_cpu = stage_table(watched | {"idle_seconds": None, "idle_in": None}, 3.0, 2.0, 3.0)
+    assert of_a_cpu["idle_share"] is None
+    assert not any("idle" in row for row in of_a_cpu["stages"])
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -99,11 +113,17 @@ def test_a_gpu_is_idle_while_the_host_sleeps() -> None:
 
     value = torch.ones(1024, 1024, device="cuda")
     meter, clock = IdleMeter(), StageClock(torch.device("cuda"))
-    meter.begin()
-    with timed_by(clock), part("product"):
-        value @ value
-    torch.cuda.synchronize()
-    time.sleep(0.2)
-    value.sum()
-    assert meter.end() > 0.19
-    assert clock.lap()["device"]["product"] < 0.19
+    meter.begin(clock)
+    with timed_by(clock):
+        with part("product"):
+            value @ value
+        with part("nap"):
+            torch.cuda.synchronize()
+            time.sleep(0.2)
+            value.sum()
+    idle, lap = meter.end(), clock.lap()
+    assert sum(end - start for start, end in idle) > 0.19
+    assert lap["device"]["product"] < 0.19 < lap["device"]["nap"]
+    within = idle_in(idle, lap["spans"])
+    assert within["product"] < 0.1
+    assert within["nap"] > 0.19
