@@ -17,6 +17,8 @@ from deltacompress.files.content import list_content
 from deltacompress.kernels import available, get_backend
 from deltacompress.kernels.adapters import get_adapter_kernels
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.operands.packed_delta import PackedDelta
+from deltacompress.runtime.variants.opening import open_variant
 from deltacompress.runtime.variants.precision import Numerics
 
 RECIPES = sorted({path.stem for path in list_content("calibration/recipes", ".yaml")} - {"gptq-4bit"})
@@ -56,7 +58,7 @@ DRAWN = {
 def test_codecs_of_the_baselines(
     pair: Pair, tmp_path: Path, served: Callable[..., Served], recipe: dict[str, object], kernels: bool
 ) -> None:
-    """In a batch with another variant; factors, and signs by a drawn pattern, are restored when they are loaded."""
+    """In a batch with another variant; factors are restored when they are loaded."""
     one, other = serve(pair, tmp_path, Recipe.parse(recipe)), served(recipe="int2-24", seed=2)
     requests = [("v", random_ids(12)), ("w", random_ids(7, 4)), (None, random_ids(5, 1)), ("v", random_ids(3, 2))]
     sources = {"v": one.restored, "w": other.restored, None: one.pair.base}
@@ -99,6 +101,22 @@ def test_packed_operands_give_what_decoded_ones_give(
     for a, b in zip(found[0][0], found[1][0], strict=True):
         assert_close(a, b, 1e-5)
     assert found[0][1] == found[1][1]
+
+
+@pytest.mark.usefixtures("packed")
+def test_signs_by_lot_are_served_packed(pair: Pair, tmp_path: Path) -> None:
+    """In two bits a weight, and nobody is told otherwise."""
+    one = serve(pair, tmp_path, Recipe.parse(DRAWN))
+    runtime = Runtime.from_base(one.pair.base, merge_rounding=False)
+    runtime.load(one.artifact, "v")
+    assert not [note for note in runtime.notes if "decoded" in note]
+    variant = open_variant(one.artifact, runtime.model.base)
+    linears = [path for path in variant.paths() if runtime.model.base.roles[path] in ("linear", "head")]
+    found = [variant.operand(path) for path in linears]
+    assert found
+    for operand in found:
+        assert isinstance(operand, PackedDelta)
+        assert (operand.spec.bits, str(operand.spec.sparsity)) == (2, "dense")
 
 
 def test_kernels_do_not_round(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from deltacompress.artifact.parts import check_file
 from deltacompress.artifact.records import TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.codecs.formats import packed
+from deltacompress.codecs.formats.dense_signs import dense_signs, dense_spec
 from deltacompress.errors import FormatError, UnsupportedModelError
 from deltacompress.kernels import expand_rows
 from deltacompress.numerics.bits import packing
@@ -152,10 +153,12 @@ class DeltaVariant(Variant):
         spec = self._spec(record)
         rows = record.base_rows if record.base_rows is not None else record.shape[0]
         more = {"added": parts.pop("added_rows").to(numerics.dtype)} if "added_rows" in parts else {}
-        if numerics.kernels is not None and numerics.kernels.supports(spec):
-            ours = self._base.checkpoint.tensors[self._base.layout.places[module_path].name].shape[0]
-            spec, parts = _every_row(spec, parts, rows, ours)
-            return PackedDelta(parts | more, spec, record.shape[0])
+        if numerics.kernels is not None and numerics.kernels.supports(dense_spec(spec)):
+            dense = dense_signs(spec, parts)  # before rows come between: a pattern is drawn by their numbers
+            if dense is not None:
+                ours = self._base.checkpoint.tensors[self._base.layout.places[module_path].name].shape[0]
+                spec, parts = _every_row(dense_spec(spec), dense, rows, ours)
+                return PackedDelta(parts | more, spec, record.shape[0])
         return DenseDelta({"delta": _decoded(spec, parts, rows).to(numerics.dtype)} | more)
 
     def _embedding(self, module_path: str, record: TensorRecord, parts: dict[str, Tensor]) -> Operand:
@@ -216,7 +219,7 @@ class DeltaVariant(Variant):
             is_weight = self._base.roles[module_path] in ("linear", "head")
             if kernels is not None and is_weight and self._is_packed_delta(module_path):
                 record = self._record(module_path)
-                if not kernels.supports(self._spec(record)):
+                if not kernels.supports(dense_spec(self._spec(record))):
                     found.append(record.name)
         if not found or kernels is None:
             return None
