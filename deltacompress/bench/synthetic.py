@@ -3,7 +3,7 @@
 They are read by the runtime like any others; only the hashes of restored linears and heads are made up, because nobody
 restores these. The formats are those of recipe int2-24 (or, with 4 bits, int4-24), without a lossless stage, and
 nothing is left out: linears 2:4 with 2 bits, head and embedding dense with 2 bits, every row, norms exact. Or linears
-of other inputs have other formats, as in recipes that a budget chose.
+of other inputs have other formats.
 """
 
 from __future__ import annotations

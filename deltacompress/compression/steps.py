@@ -32,6 +32,7 @@ from deltacompress.compression.workspace import Workspace
 from deltacompress.devices import current, free_bytes
 from deltacompress.errors import CheckpointError, FormatError, IntegrityError
 from deltacompress.lossless import Coder
+from deltacompress.numerics.triton.repeated import held_bytes
 from deltacompress.reporter import part
 
 _FINISHERS = 4
@@ -102,7 +103,7 @@ class Steps:
         is exact, and takes room for all of it at once, so that happens on the CPU where a GPU has none.
         """
         encoded = encode_uncalibrated(self._plan, tensor, device)
-        if device.type == "cuda" and RESTORING * tensor.pair.info.numel > free_bytes(device):
+        if device.type == "cuda" and RESTORING * tensor.pair.info.numel > free_bytes(device) - held_bytes():
             encoded = replace(encoded, parts={name: part.cpu() for name, part in encoded.parts.items()})
         return self.finish(tensor, encoded, self._plan.base_of(tensor, encoded.place))
 

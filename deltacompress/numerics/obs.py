@@ -76,7 +76,7 @@ def solve(
         ValueError: joint selection where columns of a group of four have scales of their own; another value_dtype.
     """
     rows, columns = target.shape
-    joint = _is_joint(selection, sparsity, grid, columns, value_dtype)
+    joint, pairs = _is_joint(selection, sparsity, grid, columns, value_dtype), pairs or partial(PairSolver.under, upper)
     work = target.T.clone(memory_format=torch.contiguous_format)
     if order is not None:
         work = work[order]  # whole rows: a third less time than columns, turned after that
@@ -84,7 +84,7 @@ def solve(
     mask = torch.ones(columns, rows, dtype=torch.bool, device=target.device)
     codes = torch.zeros(columns, rows, dtype=torch.uint8, device=target.device)
     loss = torch.zeros(rows, device=target.device)
-    fix = _fixer(upper, sparsity, grid, value_dtype, (pairs or partial(PairSolver, upper))() if joint else None, order)
+    fix = _fixer(upper, sparsity, grid, value_dtype, pairs() if joint else None, order)
     scratch = torch.empty(min(wide, columns), rows, device=target.device)
     for begin in range(0, columns, wide):
         end = min(begin + wide, columns)
@@ -118,13 +118,18 @@ def _widths(sparsity: Sparsity, block: int) -> tuple[int, int, int]:
     return block, min(block, fused.BLOCK // step * step), max(products.WIDE // block, 1) * block
 
 
+def is_joint(selection: Selection, sparsity: Sparsity) -> bool:
+    """Whether groups of four are solved as a whole."""
+    return selection == "joint" and (sparsity.kind, sparsity.n, sparsity.m) == ("n:m", 2, 4)
+
+
 def _is_joint(
     selection: Selection, sparsity: Sparsity, grid: Grid | None, columns: int, value_dtype: torch.dtype
 ) -> bool:
     """Whether groups are solved as a whole; raises as `solve`."""
     if value_dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"values are kept in float32 or bfloat16, not {value_dtype}")
-    joint = selection == "joint" and (sparsity.n, sparsity.m) == (2, 4)
+    joint = is_joint(selection, sparsity)
     if joint and grid is not None and grid.group % 4 and grid.group < columns:
         raise ValueError(f"joint selection needs scales shared by each group of four, not by {grid.group} columns")
     return joint

@@ -61,9 +61,16 @@ def _inverse(matrices: Tensor) -> Tensor:
 
 
 class PairSolver:
-    """Solves groups of four; `upper` is U f32 [columns, columns] in solving order (numerics/obs.py)."""
+    """Solves groups of four. tensors: what `under` finds of all groups, and `tensors` tells."""
 
-    def __init__(self, upper: Tensor) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._square, self._cross, self._moves, self._follow, self._errors = tensors
+        kept = _places(self._square.device)[0].flip(0)
+        self._first, self._second = kept[:, 0], kept[:, 1]
+
+    @classmethod
+    def under(cls, upper: Tensor) -> PairSolver:
+        """upper: U f32 [columns, columns] in solving order (numerics/obs.py)."""
         device, groups = upper.device, upper.shape[0] // 4
         whole = upper[: 4 * groups, : 4 * groups].view(groups, 4, groups, 4)
         blocks = whole.diagonal(dim1=0, dim2=2).permute(2, 0, 1).double()
@@ -79,27 +86,16 @@ class PairSolver:
         for n in (0, 1):
             moves[:, n, pairs, kept[:, n]] = 1
             moves[:, n, pairs.unsqueeze(1), pruned] = -shift[:, :, n]
-        self._square, self._cross = square.float(), (2 * cost[:, :, 0, 1]).float()
-        self._moves = moves.view(groups, 12, 4).float()
-        self._follow = (rest[:, :, 0, 1] / rest[:, :, 0, 0]).float()
-        self._errors = _inverse(blocks).transpose(1, 2).float()
-        self._first, self._second = kept[:, 0], kept[:, 1]
+        cross, follow = 2 * cost[:, :, 0, 1], rest[:, :, 0, 1] / rest[:, :, 0, 0]
+        errors = _inverse(blocks).transpose(1, 2)
+        return cls([one.float() for one in (square, cross, moves.view(groups, 12, 4), follow, errors)])
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that it knows, for `of`."""
-        first, second = self._first, self._second
-        return self._square, self._cross, self._moves, self._follow, self._errors, first, second
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> PairSolver:
-        """The one that gave `tensors`, or one like it that gave others of their shapes."""
-        found = object.__new__(cls)
-        found._square, found._cross, found._moves, found._follow, found._errors, *places = tensors
-        found._first, found._second = places
-        return found
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Of each group: costs f32 [6, 4] and [6], moves [12, 4], follow [6], the errors' map [4, 4]."""
+        return self._square, self._cross, self._moves, self._follow, self._errors
 
     def constants(self, group: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """For the kernels, from `group` on: costs f32 [6, 4] and [6], moves [12, 4], follow [6], errors' map [4, 4]."""
+        """`tensors` for the kernels, from `group` on."""
         tensors = (self._square, self._cross, self._moves, self._follow, self._errors.contiguous())
         square, cross, moves, follow, errors = (tensor[group:] for tensor in tensors)
         return square, cross, moves, follow, errors

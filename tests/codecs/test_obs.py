@@ -491,10 +491,11 @@ def captures(monkeypatch: pytest.MonkeyPatch, place: str) -> list[torch.Size]:
     def capture(work: Any, given: Any, device: torch.device) -> Any:
         found.append(given[0].shape)
         with monkeypatch.context() as within:
-            within.setattr(PairSolver, "__init__", lambda *_: pytest.fail("inverts what is captured"))
+            within.setattr(PairSolver, "under", lambda *_: pytest.fail("inverts what is captured"))
             return real(work, given, device)
 
     repeated.forget()
+    monkeypatch.setattr(repeated, "_given_up", [])  # whatever ran out of memory before
     monkeypatch.setattr(repeated, "_capture", capture)
     monkeypatch.setattr(replayed, "usable", lambda _: True)
     monkeypatch.setattr(repeated, "unreserved_bytes", lambda _: 1 << 40)
@@ -570,3 +571,31 @@ def test_what_settings_differ_in_is_no_replay(monkeypatch: pytest.MonkeyPatch) -
         assert len(captured) == 2
     encode(layer(), bits=2, sparsity="2:4")
     assert len(captured) == 2  # what was captured is gone
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["2:4", "least", "4:8"])
+def test_wide_and_high_stacks_are_replayed(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Several lazy batches, a ragged last group of columns, rows in more than one slice; two linears in a stack."""
+    device, captured = torch.device("cuda"), captures(monkeypatch, "cuda")
+    kinds = {"2:4": {"sparsity": "2:4"}, "least": {"sparsity": "2:4", "gain": "least"}, "4:8": {"sparsity": "4:8"}}
+    settings = ObsSettings(bits=4, **kinds[kind])
+
+    def encoded(rows: int, columns: int, seed: int) -> list[Encoded]:
+        one, other = (layer(rows, columns, seed + more) for more in (0, 1))
+        sums = HessianAccumulator(columns, device=device, asymmetric=True)
+        sums.add(one.x.to(device), one.target_x.to(device))
+        two = [
+            LinearToEncode(f"{k}", it.delta.to(device), it.finetuned.to(device)) for k, it in enumerate((one, other))
+        ]
+        return list(obs.encode(two, sums, settings).values())
+
+    calls = [(rows, columns, seed) for seed in range(3) for rows, columns in ((40, 2310), (1100, 256))]
+    with repeated.forgotten():
+        found = [encoded(*one) for one in calls]
+    assert len(captured) == 2
+    monkeypatch.setattr(replayed, "usable", lambda _: False)
+    for both, call in zip(found, calls, strict=True):
+        for one, wanted in zip(both, encoded(*call), strict=True):
+            assert (one.sums, one.parts.keys()) == (wanted.sums, wanted.parts.keys())
+            assert all(torch.equal(part, wanted.parts[key]) for key, part in one.parts.items())

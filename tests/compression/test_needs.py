@@ -15,7 +15,7 @@ from pairs import Pair
 from deltacompress.calibration.forwards.memory import Room
 from deltacompress.calibration.forwards.turns import LayerTurns
 from deltacompress.codecs.settings import ObsSettings
-from deltacompress.compression.layerwise import layer
+from deltacompress.compression.layerwise import layer, needs
 from deltacompress.compression.layerwise.needs import Needs, make_room
 
 Q, O, GATE, DOWN = ["q", "k"], ["o"], ["gate", "up"], ["down"]  # noqa: E741
@@ -109,12 +109,18 @@ def test_what_recipes_take_besides() -> None:
 
 @pytest.mark.parametrize(
     ("answers", "wanted"),
-    [([True], []), ([False, True], ["kept"] * 2), ([False, False], ["kept"] * 2 + ["waiting"] * 2)],
+    [
+        ([True], []),
+        ([False, True], ["captured"]),
+        ([False, False, True], ["captured", "kept", "kept"]),
+        ([False] * 3, ["captured", "kept", "kept", "waiting", "waiting"]),
+    ],
 )
 def test_what_waits_is_given_back_where_there_is_too_little(
     answers: list[bool], wanted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
+    monkeypatch.setattr(needs, "give_up", lambda: done.append("captured"))
     monkeypatch.setattr(LayerTurns, "forget_kept", lambda _turns: done.append("kept"))
     monkeypatch.setattr(LayerTurns, "begin_all_anew", lambda _turns: done.append("waiting"))
     monkeypatch.setattr(Room, "has", lambda _room, nbytes: nbytes == 700 and answers.pop(0))

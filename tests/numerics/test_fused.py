@@ -340,7 +340,7 @@ def test_rows_and_threads_do_not_change_each_other(run: str, pattern: str, monke
         )
         block = fused.Block(work[0], work[1], codes, mask, p.upper)
         scales = fused.Scales.of(own, torch.arange(132))
-        pairs = PairSolver(p.upper) if pattern == "2:4" else None
+        pairs = PairSolver.under(p.upper) if pattern == "2:4" else None
         compiled.fix(block, 0, sparsity, pairs, scales)
         gradient, change = work[1] * 2, torch.empty_like(work[1])  # any will do
         gain = torch.zeros(len(own.scale))

@@ -38,6 +38,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         result.zero_()  # of a capture nothing is there yet
         return lambda: result.copy_(2 * torch.stack(given).sum(0)), result
 
+    monkeypatch.setattr(repeated, "_given_up", [])  # whatever ran out of memory before
     monkeypatch.setattr(repeated, "_capture", capture)
     monkeypatch.setattr(repeated, "unreserved_bytes", lambda _: 100)
     return found
@@ -92,26 +93,55 @@ def test_without_room_it_is_run(captures: list[Any]) -> None:
     assert (work.runs, captures) == (4, [])
 
 
-def test_the_last_few_are_kept() -> None:
-    made: list[int] = []
+def test_the_first_few_are_remembered(monkeypatch: pytest.MonkeyPatch, captures: list[Any]) -> None:
+    """Others are made anew each time, and run as they are."""
+    monkeypatch.setattr(repeated, "_MOST", 2)
+    work, made = Work(), list[int]()
 
     def asked(key: int) -> Repeated[Tensor]:
         def make() -> Repeated[Tensor]:
             made.append(key)
-            return Repeated(Work(), Tensor.clone, device=CPU, nbytes=0)
+            return Repeated(work, Tensor.clone, device=CPU, nbytes=0)
 
-        return repeated.kept(key, make)
+        return repeated.remembered(key, make)
 
     with repeated.forgotten():
-        first = asked(0)
-        for key in (*range(1, 8), 0, 8):  # 1 was asked for longest ago
-            asked(key)
-        assert asked(0) is first
-        assert made == [*range(9)]
-        asked(1)
-        assert made == [*range(9), 1]
-    assert asked(0) is not first
+        for _ in range(3):
+            assert [float(asked(key)(torch.tensor(float(key)))) for key in range(3)] == [0, 2, 4]
+        assert made == [0, 1, 2, 2, 2]
+        assert len(captures) == 2
+    asked(0)
+    assert made == [0, 1, 2, 2, 2, 0]
     repeated.forget()
+
+
+def test_one_that_cannot_be_captured_leaves_others_alone(monkeypatch: pytest.MonkeyPatch, captures: list[Any]) -> None:
+    """Whatever torch says of it, it is run as it is from then on."""
+    real, tried = repeated._capture, []
+
+    def capture(work: Work, given: list[Tensor], device: torch.device) -> Any:
+        if given[0] < 0:
+            tried.append(1)
+            raise RuntimeError("waits for the device")
+        return real(work, given, device)
+
+    monkeypatch.setattr(repeated, "_capture", capture)
+    with repeated.forgotten():
+        for number in range(1, 6):
+            for value in (float(number), -float(number)):
+                again = repeated.remembered(value > 0, lambda: Repeated(Work(), Tensor.clone, device=CPU, nbytes=0))
+                assert float(again(torch.tensor(value))) == 2 * value
+    assert (len(tried), len(captures)) == (1, 1)
+
+
+def test_once_memory_was_short_nothing_is_captured(captures: list[Any]) -> None:
+    with repeated.forgotten():
+        assert not repeated.give_up()
+        again = Repeated(Work(), Tensor.clone, device=CPU, nbytes=0)
+        assert [float(again(torch.tensor(float(number)))) for number in range(3)] == [0, 2, 4]
+        assert captures == []
+    assert float(again(torch.tensor(1.0))) == 2
+    assert len(captures) == 1
 
 
 @pytest.mark.gpu
@@ -136,9 +166,11 @@ def test_on_a_gpu() -> None:
             other(one)
     # captures take what the last ones took: each would take a segment of torch's, 2 MiB at least
     assert torch.cuda.memory_reserved(gpu) - before < 20 << 21
-    assert repeated.held_bytes() >= 1 << 21
-    repeated.forget()
+    assert repeated.held_bytes() >= 1 << 20
+    assert repeated.give_up()
     assert repeated.held_bytes() == 0
+    with repeated.forgotten():
+        pass
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from deltacompress.devices import free_bytes, free_host_bytes
-from deltacompress.numerics.triton.repeated import held_bytes
+from deltacompress.numerics.triton.repeated import give_up, held_bytes
 
 _DEVICE_SHARE, _HOST_SHARE = 0.95, 0.5
 """Of what is free when a run begins: libraries of a GPU, and whatever else runs on the host, need some."""
@@ -96,6 +96,7 @@ class Room:
             self._note("memory ran out again: no forward waits in the middle of a layer any more")
         if self.device.type == "cuda":
             self._limit = int(self._limit * _LESS)
+            give_up()
             torch.cuda.empty_cache()
 
 

@@ -34,6 +34,7 @@ from deltacompress.models.experts.stages import ExpertStage, See, watched_stages
 from deltacompress.models.relay import LayerCall
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.finite import RangeOf
+from deltacompress.numerics.triton.repeated import held_bytes
 
 T = TypeVar("T")
 
@@ -205,7 +206,7 @@ class LayerTurns:
         try:
             return work()
         except torch.OutOfMemoryError:
-            if not any(stream.holds for stream in self.together):
+            if not any(stream.holds for stream in self.together) and not held_bytes():
                 raise
         for stream in self.together:  # here, where the error no longer holds what the failed forward made
             stream.begin_all_anew()

@@ -14,10 +14,11 @@ from torch import Tensor
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.codecs.solver.solved import Solved
 from deltacompress.codecs.solver.solving import ROWS, Factored, solve
+from deltacompress.numerics import obs
 from deltacompress.numerics.hessian import Factor
 from deltacompress.numerics.pairs import PairSolver
 from deltacompress.numerics.triton.fused import usable
-from deltacompress.numerics.triton.repeated import Repeated, kept
+from deltacompress.numerics.triton.repeated import Repeated, remembered
 from deltacompress.reporter import part
 
 _FLOATS = 16
@@ -33,29 +34,28 @@ def blocks_solver(shared: Factored, settings: ObsSettings, rows: int) -> Callabl
     def solved(target: Tensor, drawn: Tensor | None = None) -> Solved:
         return solve(target, shared, settings, drawn)
 
-    return _repeated(solved, device, _floats(rows, columns)) if _is_replayed(device, settings) else solved
+    return _repeated(solved, device, _solver_bytes(rows, columns)) if _is_replayed(device, settings) else solved
 
 
 def solve_alike(target: Tensor, shared: Factored, settings: ObsSettings, drawn: Tensor | None = None) -> Solved:
     """As `solve`, the same bytes; what a GPU captures for it is kept for the next stack of this shape and settings."""
     if not _is_replayed(target.device, settings):
         return solve(target, shared, settings, drawn)
-    pattern, optional = settings.pattern, (shared.factor.root, shared.order, drawn)
-    joint = settings.selection == "joint" and (pattern.kind, pattern.n, pattern.m) == ("n:m", 2, 4)
+    optional = shared.factor.root, shared.order, drawn
     there = tuple(one is not None for one in optional)
     rows, columns = target.shape
-    again = kept(
+    nbytes = _solver_bytes(rows, columns) + 4 * _SQUARES * columns**2
+    again = remembered(
         (settings, there, target.shape, target.device),
-        lambda: _repeated(
-            partial(_solved, settings, there), target.device, _floats(rows, columns) + 4 * _SQUARES * columns**2
-        ),
+        lambda: _repeated(partial(_solve_given, settings, there), target.device, nbytes),
     )
     more = [one for one in optional if one is not None]
-    pairs = shared.pair_solver().tensors() if joint else ()
+    with part("columns"):
+        pairs = shared.pair_solver().tensors() if obs.is_joint(settings.selection, settings.pattern) else ()
     return again(target, shared.hessian, shared.factor.upper, *more, *pairs)
 
 
-def _solved(
+def _solve_given(
     settings: ObsSettings, there: Sequence[bool], target: Tensor, hessian: Tensor, upper: Tensor, *more: Tensor
 ) -> Solved:
     """`solve` of nothing but tensors. there: whether root, order and drawn pattern are; what comes after them solves
@@ -64,7 +64,7 @@ def _solved(
     rest = iter(more)
     root, order, drawn = (next(rest) if one else None for one in there)
     pairs = list(rest)
-    shared = Factored(hessian, None, Factor(upper, 0.0, root), order, PairSolver.of(pairs) if pairs else None)
+    shared = Factored(hessian, None, Factor(upper, 0.0, root), order, PairSolver(pairs) if pairs else None)
     return solve(target, shared, settings, drawn)
 
 
@@ -73,7 +73,7 @@ def _is_replayed(device: torch.device, settings: ObsSettings) -> bool:
     return usable(device) and not settings.refit_scales and settings.pattern.kind != "unstructured"
 
 
-def _floats(rows: int, columns: int) -> int:
+def _solver_bytes(rows: int, columns: int) -> int:
     return 4 * _FLOATS * columns * (rows + ROWS)
 
 

@@ -39,7 +39,7 @@ class Factored:
     def pair_solver(self) -> PairSolver:
         """`pairs`, made once."""
         if self.pairs is None:
-            self.pairs = PairSolver(self.factor.upper)
+            self.pairs = PairSolver.under(self.factor.upper)
         return self.pairs
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -20,6 +21,7 @@ from deltacompress.calibration.forwards.turns import LayerTurns
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.compression.planning import TensorPlan
 from deltacompress.models.experts.stages import ExpertStage
+from deltacompress.numerics.triton.repeated import give_up
 
 Stage = Sequence[Sequence[str]]
 """Groups of linears, by name, whose statistics are taken at once."""
@@ -97,9 +99,13 @@ def is_by_outputs(group: Sequence[str], tensors: Mapping[str, TensorPlan], exper
 
 
 def make_room(streams: Sequence[LayerTurns], room: Room, nbytes: int) -> None:
-    """See that so many bytes can be had, if need be by giving back what waits."""
-    for give_back in (LayerTurns.forget_kept, LayerTurns.begin_all_anew):
-        if room.has(nbytes):
-            return
+    """See that so many bytes can be had, if need be by giving back what is captured, and what waits."""
+
+    def of_all(give_back: Callable[[LayerTurns], None]) -> None:
         for stream in streams:
             give_back(stream)
+
+    for step in (give_up, partial(of_all, LayerTurns.forget_kept), partial(of_all, LayerTurns.begin_all_anew)):
+        if room.has(nbytes):
+            return
+        step()

@@ -17,8 +17,8 @@ from torch import Tensor
 from deltacompress.devices import capture_stream, unreserved_bytes
 
 _Result = TypeVar("_Result")
-_MOST_KEPT = 8
-"""By `kept`: each holds memory. Linears of a layer have four inputs."""
+_MOST = 16
+"""Remembered at once: a layer has four inputs, and a model has layers, and a recipe rules, of a few kinds."""
 
 
 class Repeated(Generic[_Result]):
@@ -51,12 +51,12 @@ class Repeated(Generic[_Result]):
             self._shapes, self._captured = shapes, None
             return self._work(*given)
         if self._captured is None:
-            if unreserved_bytes(self._device) < self._nbytes:
+            if _given_up or unreserved_bytes(self._device) < self._nbytes:
                 return self._work(*given)
             own = [one.clone() for one in given]
             try:
                 self._captured = own, *_capture(self._work, own, self._device)
-            except torch.OutOfMemoryError:  # a capture cannot have what torch keeps for the next tensors
+            except RuntimeError:  # of memory, for one: a capture cannot have what torch keeps for the next tensors
                 self._nbytes = sys.maxsize
                 return self._work(*given)
         own, replay, result = self._captured
@@ -79,7 +79,7 @@ def _capture(
 
 def _captured(work: Callable[[], _Result], device: torch.device, pool: Any) -> tuple[torch.cuda.CUDAGraph, _Result]:
     """On a stream of its own, which waits for what was launched before. pool: None for a new one."""
-    graph, aside, before = torch.cuda.CUDAGraph(), capture_stream(device), torch.cuda.memory_reserved(device)
+    graph, aside, before = torch.cuda.CUDAGraph(), capture_stream(device), _idle_bytes(device)
     aside.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(aside):
         # not torch.cuda.graph, which gives all memory back that torch keeps; other threads may go on meanwhile
@@ -87,48 +87,66 @@ def _captured(work: Callable[[], _Result], device: torch.device, pool: Any) -> t
         try:
             result = work()
         except BaseException:
-            forget()  # torch may go on taking the pool for one that is captured into
+            _keeper.cache_clear()  # torch may go on taking the pool for one that is captured into
             with suppress(RuntimeError):
                 graph.capture_end()
             raise
         graph.capture_end()
-    _held.append(max(torch.cuda.memory_reserved(device) - before, 0))
+    _held.append(max(_idle_bytes(device) - before, 0))
     return graph, result
 
 
-def kept(key: Hashable, make: Callable[[], Repeated[_Result]]) -> Repeated[_Result]:
-    """The one that was made for a key, by whoever asked for it first; the last few of all keys are there, until
-    `forget`.
+def _idle_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def remembered(key: Hashable, make: Callable[[], Repeated[_Result]]) -> Repeated[_Result]:
+    """The one that was made for a key, by whoever asked for it first, until `forget`; of keys that come when there are
+    enough a new one each time, which runs its work as it is.
     """
-    found = _kept[key] = _kept.pop(key) if key in _kept else make()
-    while len(_kept) > _MOST_KEPT:
-        del _kept[next(iter(_kept))]
+    if key not in _remembered and len(_remembered) >= _MOST:
+        return make()
+    found = _remembered[key] = _remembered[key] if key in _remembered else make()
     return found
 
 
 def forget() -> None:
     """Let go of what was captured, and let captures that come take other memory: torch can give back all of it."""
-    _kept.clear()
+    if _held:
+        with suppress(RuntimeError):
+            torch.cuda.synchronize()  # a replay may be under way in that memory
+    _remembered.clear()
     _held.clear()
     _keeper.cache_clear()
 
 
-def held_bytes() -> int:
-    """What torch has for captures, nearly all of it free by its count, and for nothing else before `forget`."""
-    return sum(_held)
+def give_up() -> bool:
+    """Memory is short: forget, and capture nothing more before `forgotten` ends; whether there was anything."""
+    found = bool(_held)
+    forget()
+    _given_up.append(True)
+    return found
 
 
 @contextmanager
 def forgotten() -> Iterator[None]:
     """`forget` after this block."""
+    _given_up.clear()
     try:
         yield
     finally:
         forget()
+        _given_up.clear()
 
 
-_kept: dict[Hashable, Repeated[Any]] = {}  # what was asked for last is last
+def held_bytes() -> int:
+    """What torch has for captures, free by its count, and for nothing else before `forget`; of this process's GPU."""
+    return sum(_held)
+
+
+_remembered: dict[Hashable, Repeated[Any]] = {}
 _held: list[int] = []
+_given_up: list[bool] = []
 
 
 @lru_cache
