@@ -66,7 +66,7 @@ class Stack:
 
 
 def pack(spec: PackedSpec, *, codes: Tensor, mask: Tensor, grid: Grid) -> Parts:
-    """Parts in the serving layout of codes u8 and mask bool [rows, columns]."""
+    """Parts in the serving layout of codes u8 and mask bool [rows, columns], a drawn one as `drawn_pattern` has it."""
     parts: Parts = {"scales": grid.scale.to(torch.bfloat16)}
     if spec.grid == "minmax":
         parts["zeros"] = grid.zero.to(torch.uint8)
@@ -74,7 +74,9 @@ def pack(spec: PackedSpec, *, codes: Tensor, mask: Tensor, grid: Grid) -> Parts:
         return parts | {"codes": packing.pack_codes(codes, spec.bits)}
     codes, mask = _padded(spec, codes), _padded(spec, mask)
     if spec.sparsity.kind == "drawn":
-        kept = codes[drawn_pattern(spec, codes.device)].view(spec.rows, spec.kept)
+        if spec.padded != spec.columns:
+            mask = drawn_pattern(spec, codes.device)  # of the columns that are not there, too
+        kept = codes[mask].view(spec.rows, spec.kept)
         return parts | {"codes": packing.pack_codes(kept, spec.bits)}
     zero = _padded(spec, _zero_codes(spec, parts))
     if spec.has_zero_code and spec.is_24:

@@ -260,6 +260,24 @@ def test_masked_codes_are_as_many_as_the_mask_says() -> None:
             packed.to_serving(case.spec, stored | {"nonzero": wrong}, "t")
 
 
+@pytest.mark.parametrize(("columns", "again"), [(48, 0), (45, 1)])
+def test_a_pattern_that_is_given_whole_is_not_drawn_again(
+    columns: int, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, asked = Case(1, "drawn:3:8", "midrise", 5, columns, columns, 0), list[PackedSpec]()
+    draw = packed.drawn_pattern
+
+    def drawn(spec: PackedSpec, device: torch.device) -> torch.Tensor:
+        asked.append(spec)
+        return draw(spec, device)
+
+    assert case.grid is not None
+    monkeypatch.setattr(packed, "drawn_pattern", drawn)
+    parts = packed.pack(case.spec, codes=case.codes, mask=case.mask, grid=case.grid)
+    assert len(asked) == again
+    assert torch.equal(parts["codes"], case.parts["codes"])
+
+
 def test_a_lot_is_not_the_pattern_that_kernels_read() -> None:
     assert PackedSpec(1, 8, 1, Sparsity.parse("2:4"), 8, "midrise").is_24
     assert not PackedSpec(1, 8, 1, Sparsity.parse("drawn:2:4"), 8, "midrise").is_24
