@@ -110,7 +110,7 @@ def _with_trial(job: CompressionJob, surveyed: Surveyed, inputs: Inputs, reporte
     picks = cheapest(survey.rungs, round(math.sqrt(math.prod(_ends(survey)))))
     assert picks is not None
     recipe = recipe_of("trial", "", survey.chosen(picks, trial=True), trial.calibration_spec)
-    tried = surveyed.tried_as(run_job(trial.model_copy(update={"recipe": recipe}), reporter, inputs))
+    tried = surveyed.tried_as(run_job(trial.model_copy(update={"recipe": recipe}), reporter, inputs, look=False))
     return survey.corrected(picks, tried.bytes, tried.groups, tried.judged.kl * survey.after_trial(picks))
 
 

@@ -237,20 +237,20 @@ def _attempt(
     chosen, spec = target.survey.chosen(picks, trial=trial), job.calibration_spec
     recipe = recipe_of(f"budget {target.request}", told, chosen, spec)
     if tried is None:
-        compressed = _compressed(job, recipe, inputs, reporter, resume=resume)
+        compressed = _compressed(job, recipe, inputs, reporter, resume=resume, look=not trial)
         tried = surveyed.tried_as(compressed)
     above = target.above(tried.bytes, tried.judged)
     return _Attempt(picks, recipe, predicted, compressed, tried, not above, time.monotonic() - started)
 
 
 def _compressed(
-    job: CompressionJob, recipe: Recipe, inputs: Inputs, reporter: Reporter, *, resume: bool
+    job: CompressionJob, recipe: Recipe, inputs: Inputs, reporter: Reporter, *, resume: bool, look: bool = True
 ) -> CompressResult:
     """OUT.attempt by this recipe. resume: what an interrupted run has made of the very same is used again."""
     out = attempt_path(job.out)
     stands = resume and holds_artifact(out) and load_delta(out).manifest.recipe == recipe.model_dump(mode="json")
     one = job.model_copy(update={"recipe": recipe, "out": out, "force": not stands, "resume": resume})
-    return run_job(one, reporter, inputs)
+    return run_job(one, reporter, inputs, look=look)
 
 
 def attempt_path(out: Path) -> Path:

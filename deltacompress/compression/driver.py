@@ -106,8 +106,13 @@ def compress(
     return run_job(job, reporter or SILENT)
 
 
-def run_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | None = None) -> CompressResult:
-    """Do what a job says; raises as `compress`. inputs: what it shares with other jobs of this process."""
+def run_job(
+    job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | None = None, *, look: bool = True
+) -> CompressResult:
+    """Do what a job says; raises as `compress`. inputs: what it shares with other jobs of this process.
+
+    look: measure KL on the calibration tokens in the end.
+    """
     started = time.monotonic()
     inputs = inputs or Inputs()
     with _telling_what_waits(job.out, resume=job.resume):
@@ -124,7 +129,7 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | N
             with _telling_what_waits(job.out, resume=job.resume):
                 work = _open_workspace(job, prepared, opened.devices, coder, reporter)
             with work, limited_memory(where, job.device_memory), prepared.scan.explaining():
-                kl = _encode_and_publish(prepared, work, coder, crew, reporter)
+                kl = _encode_and_publish(prepared, work, coder, crew, reporter, look=look)
     return CompressResult(
         out=job.out,
         summary=load_delta(job.out).summary(),
@@ -160,9 +165,11 @@ def _open_workspace(
 
 
 def _encode_and_publish(
-    prepared: Prepared, work: Workspace, coder: Coder, crew: Crew, reporter: Reporter
+    prepared: Prepared, work: Workspace, coder: Coder, crew: Crew, reporter: Reporter, *, look: bool
 ) -> float | None:
-    """The long part; KL on the calibration tokens, None where nothing is calibrated on them layer by layer."""
+    """The long part; KL on the calibration tokens, None where nothing is calibrated on them layer by layer, or nobody
+    looks.
+    """
     skeleton, tokens = prepared.skeleton, prepared.tokens
     plan = prepared.plan
     if tokens is not None and skeleton is not None:
@@ -180,7 +187,7 @@ def _encode_and_publish(
                 checkpoint.forget_ahead()
         prepared.scan.wait()
         publish(plan, work, steps, coder.codec, tokens)  # first: nothing that only informs may stand in its way
-        return calibration_kl(plan, skeleton, streams, steps)
+        return calibration_kl(plan, skeleton, streams, steps) if look else None
 
 
 def _walk(plan: Plan, skeleton: Skeleton, ids: torch.Tensor, steps: Steps, crew: Crew, reporter: Reporter) -> Streams:

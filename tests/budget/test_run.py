@@ -23,6 +23,7 @@ from deltacompress.budget.run import compress_to
 from deltacompress.budget.rungs import template
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression import driver
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.job import CompressionJob
 from deltacompress.errors import CalibrationError, InputError, Interrupted, OutputError
@@ -324,7 +325,13 @@ def tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_choice_is_tried_on_few_sequences_and_corrected(
     pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without `fisher`; the prediction is made of what the trial took and lost, and no trace of it is left."""
+    """Without `fisher`; the prediction is made of what the trial took and lost, and no trace of it is left.
+
+    Nobody reads the KL of a trial on its calibration tokens.
+    """
+    looked: list[int] = []
+    look = driver.calibration_kl
+    monkeypatch.setattr(driver, "calibration_kl", lambda *given: (looked.append(1), look(*given))[1])
     found: list[tuple[Recipe, int, float]] = []
     judge = Judge.judge
 
@@ -342,7 +349,8 @@ def test_a_choice_is_tried_on_few_sequences_and_corrected(
         {False},
         {False, True},
     ]
-    assert len(attempts) == result.attempts
+    assert len(attempts) == result.attempts == len(looked)
+    assert result.compressed.kl_on_calibration is not None
     seconds = result.to_json()
     assert 0 < seconds["trial_seconds"] < seconds["total_seconds"] - seconds["survey_seconds"] - seconds["seconds"]
     assert result.bytes <= asked
