@@ -12,7 +12,7 @@ from greenlet import getcurrent
 from plain_layers import GROUPS, plain_inputs
 from turns_of_a_layer import FP32, Halves, Rooms, names_of, walk_of
 
-from deltacompress.calibration.forwards import memory
+from deltacompress.calibration.forwards import memory, turns
 from deltacompress.calibration.forwards.memory import Room
 from deltacompress.calibration.forwards.turns import taking_turns
 from deltacompress.devices import free_host_bytes
@@ -124,6 +124,28 @@ def test_a_layer_that_waits_in_a_block_of_its_own_begins_anew(tiny: Callable[...
     assert all(torch.equal(walk.turns._stream[k], outputs[k]) for k in range(3))
 
 
+def test_where_memory_runs_out_what_is_captured_goes_though_nothing_waits(
+    tiny: Callable[..., Any], ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, held = Rooms(0), [100]
+    walk = walk_of(tiny("llama"), ids, room)
+    expected = [walk.plain(k) for k in range(3)]
+    run_layer = walk.skeleton.run_layer
+
+    def short(*args: Any) -> torch.Tensor:
+        if held[0]:
+            raise torch.OutOfMemoryError("memory")
+        return run_layer(*args)
+
+    monkeypatch.setattr(turns, "held_bytes", lambda: held[0])
+    monkeypatch.setattr(room, "ran_out", lambda: held.__setitem__(0, 0))
+    monkeypatch.setattr(walk.skeleton, "run_layer", short)
+    with taking_turns(walk.skeleton, [], [walk.turns]):
+        walk.turns.finish_all()
+    assert held == [0]
+    assert all(torch.equal(walk.turns._stream[k], expected[k]) for k in range(3))
+
+
 def test_where_memory_runs_out_none_waits_any_more(
     tiny: Callable[..., Any], ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +245,8 @@ def test_where_memory_ran_out_less_may_wait_and_in_the_end_nothing(monkeypatch: 
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: emptied.append(1))
     notes: list[str] = []
     room = Room(torch.device("cuda"), features=1, hidden=0, tokens=1, note=notes.append)
+    given_up: list[int] = []
+    monkeypatch.setattr("deltacompress.calibration.forwards.memory.give_up", lambda: given_up.append(len(emptied)))
     with room.keeping(0):
         for left, closed in ((950, False), (855, False), (769.5, False), (692.55, True)):
             assert room.free() == round(left * 1_000_000)
@@ -230,6 +254,7 @@ def test_where_memory_ran_out_less_may_wait_and_in_the_end_nothing(monkeypatch: 
             room.ran_out()
     assert [note.split(":")[0] for note in notes] == ["memory ran out", "memory ran out again"]
     assert len(emptied) == 4
+    assert given_up == [0, 1, 2, 3]  # before what torch keeps is given back
 
 
 def test_what_a_gpu_has_is_what_is_free_there(monkeypatch: pytest.MonkeyPatch) -> None:
