@@ -58,6 +58,7 @@ class Repeated(Generic[_Result]):
                 self._captured = own, *_capture(self._work, own, self._device)
             except RuntimeError:  # of memory, for one: a capture cannot have what torch keeps for the next tensors
                 self._nbytes = sys.maxsize
+                own.clear()
                 return self._work(*given)
         own, replay, result = self._captured
         with self._timed():
@@ -120,12 +121,10 @@ def forget() -> None:
     _keeper.cache_clear()
 
 
-def give_up() -> bool:
-    """Memory is short: forget, and capture nothing more before `forgotten` ends; whether there was anything."""
-    found = bool(_held)
+def give_up() -> None:
+    """Memory is short: forget, and capture nothing more before `forgotten` ends."""
     forget()
     _given_up.append(True)
-    return found
 
 
 @contextmanager
