@@ -20,7 +20,7 @@ from deltacompress.bench.frontier.methods import chosen, points
 from deltacompress.bench.frontier.picture import draw
 from deltacompress.bench.frontier.sketches import SKETCHES, _sparsities, by_variance
 from deltacompress.bench.frontier.table import frontier as unbeaten
-from deltacompress.bench.frontier.table import means, to_markdown
+from deltacompress.bench.frontier.table import means, predictions, to_markdown
 from deltacompress.bench.pairs import run as bench_pairs
 from deltacompress.budget import run as budget
 from deltacompress.budget import target
@@ -232,6 +232,21 @@ def test_means_are_over_seeds() -> None:
         11.0, pytest.approx(0.2), 0.1, 0.3, 2,
     )  # fmt: skip
     assert (second["method"], second["seeds"]) == ("b", 1)
+
+
+def test_predictions_against_what_noise_alone_would_leave() -> None:
+    """Of an error of a tenth: what is reached may be two errors below the truth, or 3.33 above; of none all are."""
+    told = [
+        {"kl_predicted": 1.25, "kl_judged": 1.0, "kl_error": 0.1},
+        {"kl_predicted": 2.2, "kl_judged": 3.0, "kl_error": 0.3},
+        {"kl_predicted": 4.0, "kl_judged": 4.0, "kl_error": 0.0},
+    ]
+    found = predictions([row("budget", 4.0, 0.1, **one) for one in told] + [row("a", 4.0, 0.1)])
+    assert (found["predictions"], found["within_a_quarter"]) == (3, 2)
+    assert found["of_perfect_ones"] == pytest.approx(1 + 2 * (0.99957 - 0.02275), abs=1e-4)
+    wide = predictions([row("budget", 4.0, 0.1, kl_predicted=1.0, kl_judged=1.0, kl_error=0.5)])
+    assert wide["of_perfect_ones"] == pytest.approx(0.7475 - 0.3446, abs=1e-3)
+    assert predictions([row("a", 4.0, 0.1)]) == {}
 
 
 def test_what_nothing_beats() -> None:

@@ -22,7 +22,7 @@ from deltacompress.bench.frontier.methods import BUDGET, RATIOS, Point, chosen, 
 from deltacompress.bench.frontier.picture import draw
 from deltacompress.bench.frontier.reference import Reference
 from deltacompress.bench.frontier.subjects import Made, Pair, chosen_for, packed, rest, sketched, surveyed
-from deltacompress.bench.frontier.table import means, to_markdown
+from deltacompress.bench.frontier.table import means, predictions, to_markdown
 from deltacompress.bench.pairs.tasks import tasks_of
 from deltacompress.calibration.held_back import FEWEST
 from deltacompress.checkpoints.reader import Checkpoint
@@ -48,7 +48,8 @@ class Frontier:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"out": str(self.out), "means": list(self.means), "rows": list(self.rows)}
+        told = predictions(self.rows)
+        return {"out": str(self.out), **told, "means": list(self.means), "rows": list(self.rows)}
 
 
 def run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -41,6 +42,23 @@ def frontier(found: Sequence[Row], task: str) -> list[Row]:
         if not best or one["kl"] < best[-1]["kl"]:
             best.append(one)
     return best[::-1]
+
+
+def predictions(rows: Sequence[Row]) -> dict[str, Any]:
+    """How many of a budget's predictions are within a quarter of the KL that was reached, of how many; and how many a
+    perfect prediction would be, by the standard errors of what was reached alone.
+
+    Where the true value is t, what is reached is t (1 + r z), for z drawn from the standard normal distribution: it is
+    within a quarter of t where -0.2 <= r z <= 1/3. r: the standard error over what was reached.
+    """
+    found = [(row["kl_predicted"], row["kl_judged"], row["kl_error"]) for row in rows if row.get("kl_judged")]
+    if not found:
+        return {}
+    normal = NormalDist()
+    errors = [error / reached for _, reached, error in found]
+    perfect = [1.0 if not r else normal.cdf(1 / 3 / r) - normal.cdf(-0.2 / r) for r in errors]
+    within = sum(abs(told - reached) <= reached / 4 for told, reached, _ in found)
+    return {"predictions": len(found), "within_a_quarter": within, "of_perfect_ones": sum(perfect)}
 
 
 def to_markdown(found: Sequence[Row]) -> str:

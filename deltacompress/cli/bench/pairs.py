@@ -119,8 +119,9 @@ def frontier(
             device=device,
             reporter=reporter,
         )
-    shown = [without(row, "kl_least", "kl_most") for row in found.means]
-    console.result(found.to_json(), lambda: render.rows(f"frontier, in {out}", shown))
+    told = found.to_json()
+    shown = {**without(told, "out", "rows"), "means": [without(row, "kl_least", "kl_most") for row in found.means]}
+    console.result(told, lambda: render.summary_and_rows(f"frontier, in {out}", shown, table="means"))
 
 
 def _look_early(models: Path, data: Path, tasks: str, out: Path) -> None:
