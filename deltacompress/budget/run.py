@@ -21,7 +21,7 @@ from typing import Any
 from deltacompress.arguments import checked
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.outputs import check_free, holds_artifact, publish_directory
-from deltacompress.budget.measuring.kept import Tried, kept_path
+from deltacompress.budget.measuring.kept import Tried, check_kept, kept_path
 from deltacompress.budget.measuring.pair import Surveyed, survey_pair
 from deltacompress.budget.recipe import as_yaml, recipe_of
 from deltacompress.budget.request import Request
@@ -131,7 +131,7 @@ class _Attempt:
 
 def _run(job: CompressionJob, request: Request, judge: Calibration | None, reporter: Reporter) -> BudgetResult:
     started, inputs = time.monotonic(), Inputs()
-    _check_places(job)
+    _check_places(job, reporter)
     surveyed = survey_pair(job, inputs, reporter, request=request, judge=judge)
     surveyed_in = time.monotonic() - started
     try:
@@ -186,7 +186,7 @@ def _attempts(
         target = target.corrected(one.picks, one.tried)
 
 
-def _check_places(job: CompressionJob) -> None:
+def _check_places(job: CompressionJob, reporter: Reporter) -> None:
     """Before any work: nothing is replaced that was not made by a budget, or, unasked, that may have been edited.
 
     Raises:
@@ -194,9 +194,12 @@ def _check_places(job: CompressionJob) -> None:
     """
     if not job.force and holds_artifact(job.out):
         way_out = f"choose another {option('out')}, or make it anew with {switch('force')}"
-        raise OutputError("holds an artifact, and no budget is asked of one", where=job.out, way_out=way_out)
+        raise OutputError("holds a finished artifact, which is not used again", where=job.out, way_out=way_out)
     check_free(job.out, replaces=holds_artifact if job.force else None)
     check_free(attempt_path(job.out), replaces=holds_artifact)
+    kept = kept_path(job.out)
+    if not job.resume and check_kept(kept):
+        reporter.note(f"{kept}: what an earlier run measured is removed; {switch('resume')} would have used it")
     recipe = recipe_path(job.out)
     with output_errors(recipe, "name"):
         if os.path.lexists(recipe):

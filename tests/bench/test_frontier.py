@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from demo_pair.data import write_task
-from pairs import Pair, files_of
+from pairs import Pair, Recorder, files_of
 
 from deltacompress.bench.frontier import run as frontier
 from deltacompress.bench.frontier import subjects
@@ -249,6 +249,10 @@ def test_predictions_against_what_noise_alone_would_leave() -> None:
     assert predictions([row("a", 4.0, 0.1)]) == {}
 
 
+def test_a_table_of_nothing_says_so() -> None:
+    assert to_markdown(means([row("svd", None, asked=32.0)])) == "Nothing that was asked for is so small.\n"
+
+
 def test_what_nothing_beats() -> None:
     found = means([row("a", 4.0, 0.1), row("b", 5.0, 0.05), row("c", 6.0, 0.07), row("d", 6.0, 0.08), row("e", 3.0, 9)])
     assert [one["method"] for one in unbeaten(found, TASK)] == ["b", "c"]
@@ -315,8 +319,11 @@ def test_told_before_any_work(demo: dict[str, Any], change: dict[str, Any], told
 
 
 def test_a_row_for_each_made_once(demo: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = frontier.run(**demo)
+    recorder = Recorder()
+    found = frontier.run(**demo, reporter=recorder)
     exact, three, thousand = found.rows
+    [note] = [one for one in recorder.notes if "so small" in one]
+    assert note == f"{TASK}: svd at 1000x: it has nothing so small"
     assert (exact["kl"], exact["difference"], exact["method"]) == (pytest.approx(0, abs=1e-9), 0.0, "lossless")
     assert three["ratio"] == pytest.approx(3.0, rel=0.05)
     assert three["kl"] > 0

@@ -176,7 +176,7 @@ def test_no_data(pair: Pair, tmp_path: Path) -> None:
 def test_an_artifact_that_is_there_is_not_replaced(pair: Pair, tmp_path: Path) -> None:
     pair.compress(tmp_path / "out")
     before = files_of(tmp_path)
-    with pytest.raises(OutputError, match=r"out: holds an artifact, .* or make it anew with force=True"):
+    with pytest.raises(OutputError, match=r"out: holds a finished artifact, .* or make it anew with force=True"):
         budget(pair, tmp_path / "out", max_size="1GB")
     assert files_of(tmp_path) == before
 
@@ -204,6 +204,16 @@ def test_what_no_budget_made_is_told_before_any_work(pair: Pair, tmp_path: Path)
     with pytest.raises(OutputError, match=r"out\.attempt: exists already, and holds mine"):
         budget(pair, tmp_path / "out", max_size="1GB", force=True, reporter=recorder)
     assert recorder.steps == []
+
+
+def test_what_is_in_the_place_of_measurements_is_left_alone(pair: Pair, tmp_path: Path) -> None:
+    other = tmp_path / "out.budget.json"
+    other.write_text("precious")
+    recorder = Recorder()
+    with pytest.raises(OutputError, match=r"budget\.json: is in the place of what a budget measures, .* move it away"):
+        budget(pair, tmp_path / "out", max_size="1GB", force=True, reporter=recorder)
+    assert recorder.steps == []
+    assert other.read_text() == "precious"
 
 
 def test_all_attempts_miss(
@@ -260,7 +270,10 @@ def test_what_was_measured_is_of_no_use_for_other_data(pair: Pair, tmp_path: Pat
             InputError, match=rf"budget\.json: {wrong} remove it, or leave out resume=True to start over$"
         ):
             budget(pair, tmp_path / "out", max_size=asked, resume=True)
-    again = budget(pair, tmp_path / "out", max_size=asked, seed=1)
+    recorder = Recorder()
+    again = budget(pair, tmp_path / "out", max_size=asked, seed=1, reporter=recorder)
+    [note] = [one for one in recorder.notes if "measured is removed" in one]
+    assert note.endswith("out.budget.json: what an earlier run measured is removed; resume=True would have used it")
     whole = budget(pair, tmp_path / "whole", max_size=asked, seed=1)
     assert files_of(again.compressed.out) == files_of(whole.compressed.out)
 

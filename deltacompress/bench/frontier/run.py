@@ -100,6 +100,8 @@ def run(
             try:
                 for point in (one for one in todo if one.task == task):
                     rows.append(bench.row(point, reporter))
+                    if rows[-1]["ratio"] is None:
+                        reporter.note(f"{point}: it has nothing so small")
                     reporter.step(str(point))
                     _write(out, rows)
             finally:

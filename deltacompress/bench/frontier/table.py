@@ -73,7 +73,7 @@ def to_markdown(found: Sequence[Row]) -> str:
         lines = [f"## {task}", "", _line(head), _line(["---"] * len(head))]
         lines += [_line(_cells(one, scored=scored, best=id(one) in winners)) for one in own]
         parts.append("\n".join(lines) + "\n")
-    return "\n".join(parts)
+    return "\n".join(parts) or "Nothing that was asked for is so small.\n"
 
 
 def _cells(one: Row, *, scored: bool, best: bool) -> list[str]:

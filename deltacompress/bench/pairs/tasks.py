@@ -13,9 +13,10 @@ def tasks_of(models: Path, data: Path, wanted: list[str]) -> list[str]:
     Raises:
         InputError: a wanted one lacks either, or none has both.
     """
+    way_out = "give the directory of checkpoints, and then that of data"
     for folder in (models, data):
         if not folder.is_dir():
-            raise InputError("no such directory", where=folder, way_out="see deltacompress bench pairs --help")
+            raise InputError("no such directory", where=folder, way_out=way_out)
 
     def missing(task: str) -> list[Path]:
         files = (models / task / "config.json", *(data / task / f"{name}.jsonl" for name in ("train", "validation")))
@@ -33,6 +34,6 @@ def tasks_of(models: Path, data: Path, wanted: list[str]) -> list[str]:
         raise InputError(
             f"no folder there has train.jsonl and validation.jsonl and the name of a checkpoint in {models}",
             where=data,
-            way_out="see deltacompress bench pairs --help",
+            way_out=way_out,
         )
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from deltacompress.budget.measuring.judge import Judged
 from deltacompress.budget.survey import Survey
 from deltacompress.compression.run_identity import start_over
-from deltacompress.errors import InputError, first_line
-from deltacompress.files.output import write_once
-from deltacompress.files.regular import read_text
+from deltacompress.errors import InputError, OutputError, first_line, option
+from deltacompress.files.output import output_errors, write_once
+from deltacompress.files.regular import read_text, stat_regular
 
 _LARGEST = 64 << 20
+_BEGIN = b'{"of":'
 
 
 class Tried(BaseModel):
@@ -74,6 +76,20 @@ class Kept(BaseModel):
 
 def _checksum(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def check_kept(path: Path) -> bool:
+    """Whether an earlier run has measured something; raises OutputError: what is there is something else."""
+    if not os.path.lexists(path):
+        return False
+    with output_errors(path, "name"):
+        stat_regular(path)
+        with path.open("rb") as file:
+            ours = file.read(len(_BEGIN)) == _BEGIN  # and were it damaged, it may be replaced
+    if not ours:
+        told = "is in the place of what a budget measures, and is none of that"
+        raise OutputError(told, where=path, way_out=f"move it away, or choose another {option('out')}")
+    return True
 
 
 def kept_path(out: Path) -> Path:
