@@ -112,7 +112,8 @@ class _Watched(_Laps):
             parts = self.clock.lap()
             seconds = time.perf_counter() - self._last
             idle = self._meter.end() if self._meter else None
-            within = None if idle is None else idle_in(idle, parts.pop("spans"))
+            spans = parts.pop("spans")
+            within = None if idle is None else idle_in(idle, spans)
             whole = None if idle is None else sum(end - start for start, end in idle)
             self.stages = {"seconds": seconds, "idle_seconds": whole, "idle_in": within, **parts}
             self._last = time.perf_counter() - seconds  # reading the trace took a while

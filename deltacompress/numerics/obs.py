@@ -76,7 +76,7 @@ def solve(
         ValueError: joint selection where columns of a group of four have scales of their own; another value_dtype.
     """
     rows, columns = target.shape
-    joint, pairs = _is_joint(selection, sparsity, grid, columns, value_dtype), pairs or partial(PairSolver.under, upper)
+    joint = _checked_joint(selection, sparsity, grid, columns, value_dtype)
     work = target.T.clone(memory_format=torch.contiguous_format)
     if order is not None:
         work = work[order]  # whole rows: a third less time than columns, turned after that
@@ -84,7 +84,7 @@ def solve(
     mask = torch.ones(columns, rows, dtype=torch.bool, device=target.device)
     codes = torch.zeros(columns, rows, dtype=torch.uint8, device=target.device)
     loss = torch.zeros(rows, device=target.device)
-    fix = _fixer(upper, sparsity, grid, value_dtype, pairs() if joint else None, order)
+    fix = _fixer(upper, sparsity, grid, value_dtype, pairs, order, joint=joint)
     scratch = torch.empty(min(wide, columns), rows, device=target.device)
     for begin in range(0, columns, wide):
         end = min(begin + wide, columns)
@@ -123,7 +123,7 @@ def is_joint(selection: Selection, sparsity: Sparsity) -> bool:
     return selection == "joint" and (sparsity.kind, sparsity.n, sparsity.m) == ("n:m", 2, 4)
 
 
-def _is_joint(
+def _checked_joint(
     selection: Selection, sparsity: Sparsity, grid: Grid | None, columns: int, value_dtype: torch.dtype
 ) -> bool:
     """Whether groups are solved as a whole; raises as `solve`."""
@@ -153,16 +153,19 @@ def _fixer(
     sparsity: Sparsity,
     grid: Grid | None,
     value_dtype: torch.dtype,
-    pairs: PairSolver | None,
+    pairs: Callable[[], PairSolver] | None,
     order: Tensor | None,
+    *,
+    joint: bool,
 ) -> Callable[[fused.Block, int], None]:
-    """What fixes the columns of a block, from which column on: on a GPU one kernel. Arguments: as of `_Loop`."""
+    """What fixes the columns of a block, from which column on: on a GPU one kernel. Arguments: as of `solve`."""
+    solver = (pairs or partial(PairSolver.under, upper))() if joint else None
     numbers = torch.arange(len(upper), device=upper.device) if order is None else order
     for loops in (fused, compiled):
         if loops.usable(upper.device):
             scales = fused.Scales.of(grid, numbers, value_dtype)
-            return partial(loops.fix, sparsity=sparsity, pairs=pairs, scales=scales)
-    return _Loop(sparsity, pairs, _Rounding(grid, value_dtype), numbers.tolist(), upper.diagonal().tolist())
+            return partial(loops.fix, sparsity=sparsity, pairs=solver, scales=scales)
+    return _Loop(sparsity, solver, _Rounding(grid, value_dtype), numbers.tolist(), upper.diagonal().tolist())
 
 
 class _Loop:

@@ -54,6 +54,7 @@ def test_the_figures_of_a_known_clock(tmp_path: Path, monkeypatch: pytest.Monkey
         assert row["tokens_s"] == pytest.approx(row["rows"] / 4e-3)
     assert (turns["rows"], turns["tokens_s"], turns["bytes"]) == (3, pytest.approx(250), 3 * base)
     assert turns["ms"] == turns["served_ms"] == pytest.approx(12)
+    assert (mixed["by_bytes_ms"], mixed["times_by_bytes"]) == (pytest.approx(4), pytest.approx(1))
     (memory,) = re.findall("would take ([0-9]+) bytes of memory", turns["computed"])
     assert 3 * _base_bytes() <= int(memory) < 3.02 * _base_bytes()  # weights, and what describes them
     assert [(row["load"], row["times"]) for row in found["loads"]] == [("first", 1), ("verified", 2)]

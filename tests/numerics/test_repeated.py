@@ -115,14 +115,14 @@ def test_the_first_few_are_remembered(monkeypatch: pytest.MonkeyPatch, captures:
     repeated.forget()
 
 
-def test_one_that_cannot_be_captured_leaves_others_alone(monkeypatch: pytest.MonkeyPatch, captures: list[Any]) -> None:
-    """Whatever torch says of it, it is run as it is from then on."""
+def test_one_that_finds_no_memory_leaves_others_alone(monkeypatch: pytest.MonkeyPatch, captures: list[Any]) -> None:
+    """It is run as it is from then on; whatever else is wrong with a capture is raised."""
     real, tried = repeated._capture, []
 
     def capture(work: Work, given: list[Tensor], device: torch.device) -> Any:
         if given[0] < 0:
             tried.append(1)
-            raise RuntimeError("waits for the device")
+            raise torch.OutOfMemoryError if given[0] > -9 else RuntimeError("waits for the device")
         return real(work, given, device)
 
     monkeypatch.setattr(repeated, "_capture", capture)
@@ -132,6 +132,10 @@ def test_one_that_cannot_be_captured_leaves_others_alone(monkeypatch: pytest.Mon
                 again = repeated.remembered(value > 0, lambda: Repeated(Work(), Tensor.clone, device=CPU, nbytes=0))
                 assert float(again(torch.tensor(value))) == 2 * value
     assert (len(tried), len(captures)) == (1, 1)
+    again = Repeated(Work(), Tensor.clone, device=CPU, nbytes=0)
+    again(torch.tensor(-9.0))
+    with pytest.raises(RuntimeError, match="waits for the device"):
+        again(torch.tensor(-9.0))
 
 
 def test_once_memory_was_short_nothing_is_captured(captures: list[Any]) -> None:

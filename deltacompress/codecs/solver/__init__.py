@@ -1,1 +1,1 @@
-"""How `obs` solves: one stack of rows under one Hessian (`solving`), and what comes of it (`solved`)."""
+"""How `obs` solves: a stack of rows under one Hessian (`solving`, `replayed`), and what comes of it (`solved`)."""

@@ -56,7 +56,7 @@ class Repeated(Generic[_Result]):
             own = [one.clone() for one in given]
             try:
                 self._captured = own, *_capture(self._work, own, self._device)
-            except RuntimeError:  # of memory, for one: a capture cannot have what torch keeps for the next tensors
+            except torch.OutOfMemoryError:  # a capture cannot have what torch keeps for the next tensors
                 self._nbytes = sys.maxsize
                 own.clear()
                 return self._work(*given)
