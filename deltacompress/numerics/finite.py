@@ -46,9 +46,14 @@ class RangeOf:
         return low, high
 
 
+def finite(values: Tensor) -> Tensor:
+    """Whether none is NaN or infinite, bool [], where the values are; of at least one real value."""
+    return torch.isfinite(extremes(values)).all()
+
+
 def all_finite(values: Tensor) -> bool:
-    """Whether none is NaN or infinite; of at least one real value."""
-    return bool(torch.isfinite(extremes(values)).all())
+    """As `finite`; a GPU is waited for."""
+    return bool(finite(values))
 
 
 def is_finite(t: Tensor) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from deltacompress.errors import NumericsError
 from deltacompress.numerics import products
-from deltacompress.numerics.finite import all_finite
+from deltacompress.numerics.finite import finite
 
 _NVIDIA = torch.version.hip is None  # ROCm does not take the dtype of a result
 _LEAF = 512
@@ -182,23 +182,25 @@ def factorize(hessian: Tensor, *, damp_fraction: float, where: str, with_root: b
     Raises:
         NumericsError: H is zero or not finite, or no step of the damping schedule makes it positive definite.
     """
-    mean = float(hessian.diagonal().mean())
-    if not all_finite(hessian):
-        raise NumericsError(
-            "the Hessian is not finite, so the model's activations overflow or hold NaN on this calibration data",
-            where=where,
-            way_out="check that the fine-tuned model runs, or use codec rtn or exact here",
-        )
-    if mean <= 0:
-        raise NumericsError(
-            "all calibration inputs are zero", where=where, way_out="calibrate on other data or use codec rtn here"
-        )
+    mean, is_finite = hessian.diagonal().mean().double(), finite(hessian)
     for step in DAMPING_STEPS:
         fraction = damp_fraction * step
-        if (root := _root(hessian, fraction * mean)) is not None:
-            upper = products.inverse_of_upper(root)
-            if all_finite(upper):
-                return Factor(upper, fraction, root if with_root else None)
+        root, failed = _root(hessian, (fraction * mean).float())
+        upper = products.inverse_of_upper(root)
+        found = mean, is_finite, finite(upper) & (failed == 0)
+        average, fine, factorized = torch.stack([one.double() for one in found]).tolist()  # a GPU is waited for once
+        if not fine:
+            raise NumericsError(
+                "the Hessian is not finite, so the model's activations overflow or hold NaN on this calibration data",
+                where=where,
+                way_out="check that the fine-tuned model runs, or use codec rtn or exact here",
+            )
+        if average <= 0:
+            raise NumericsError(
+                "all calibration inputs are zero", where=where, way_out="calibrate on other data or use codec rtn here"
+            )
+        if factorized:
+            return Factor(upper, fraction, root if with_root else None)
     raise NumericsError(
         f"the Hessian has no Cholesky factor even with damp_fraction {fraction:g}",
         where=where,
@@ -206,11 +208,11 @@ def factorize(hessian: Tensor, *, damp_fraction: float, where: str, with_root: b
     )
 
 
-def _root(hessian: Tensor, damping: float) -> Tensor | None:
-    """R upper triangular with R R^T = H + damping I, or None. H stays as it is."""
+def _root(hessian: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
+    """(R upper triangular with R R^T = H + damping I, 0 where there is one). H stays as it is."""
     work = hessian.clone()
     work.diagonal().add_(damping)
-    return work if int(_factorize_in_place(work)) == 0 else None
+    return work, _factorize_in_place(work)
 
 
 def _factorize_in_place(square: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from deltacompress.devices import resolve_device
 from deltacompress.errors import InputError
 from deltacompress.models.config import notes
 from deltacompress.numerics.likelihood import LogLikelihood
+from deltacompress.processes.collector import collector_paused
 from deltacompress.runtime.batch import BASE, Batch
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.cache.memory import explained
@@ -34,7 +35,6 @@ from deltacompress.runtime.engine.live.events import Event
 from deltacompress.runtime.engine.requests import Completion, Listener, OnToken, Told
 from deltacompress.runtime.engine.scheduler import Scheduler
 from deltacompress.runtime.engine.tokenizers import Tokenizers
-from deltacompress.runtime.loading.collector import collector_paused
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.parallel.start import check_graphs, open_base
 from deltacompress.runtime.variants.precision import Numerics, resolve_dtype

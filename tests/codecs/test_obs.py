@@ -224,10 +224,11 @@ def test_targets_move_by_the_same_where_w_d_is_summed_up() -> None:
     assert torch.equal(decode(still), decode(unmoved))
 
 
-@pytest.mark.parametrize("sparsity", PATTERNS)
-def test_linears_that_share_inputs_are_encoded_as_if_alone(sparsity: str) -> None:
-    it, other = layer(rows=12), layer(rows=5, seed=1)
-    settings = ObsSettings(bits=2, sparsity=sparsity)
+@pytest.mark.parametrize("columns", [COLUMNS, COLUMNS - 3])
+@pytest.mark.parametrize("sparsity", [*PATTERNS, "drawn"])
+def test_linears_that_share_inputs_are_encoded_as_if_alone(sparsity: str, columns: int) -> None:
+    it, other = layer(12, columns), layer(5, columns, seed=1)
+    settings = ObsSettings(**(DRAWN if sparsity == "drawn" else {"bits": 2, "sparsity": sparsity}))
     jobs = [LinearToEncode("q", it.delta, it.finetuned), LinearToEncode("k", other.delta, other.finetuned)]
     together = obs.encode(jobs, statistics(it), settings)
     assert list(together) == ["q", "k"]
@@ -238,6 +239,13 @@ def test_linears_that_share_inputs_are_encoded_as_if_alone(sparsity: str) -> Non
             assert getattr(alone, figure) == pytest.approx(getattr(together[job.name], figure), rel=1e-5)
         for name, part in alone.parts.items():
             assert torch.equal(part, together[job.name].parts[name])
+
+
+def test_an_energy_that_is_known_is_taken() -> None:
+    it = layer()
+    known = obs.encode([LinearToEncode("q", it.delta, it.finetuned, energy=8.0)], statistics(it), ObsSettings(bits=2))
+    assert known["q"].sums is not None
+    assert known["q"].loss == known["q"].sums.lost / 8.0
 
 
 def test_more_bits_more_sweeps_and_denser_patterns_lose_less() -> None:
@@ -505,12 +513,15 @@ def captures(monkeypatch: pytest.MonkeyPatch, place: str) -> list[torch.Size]:
 @pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("kind", REPEATED)
 def test_blocks_that_are_replayed(monkeypatch: pytest.MonkeyPatch, kind: str, place: str) -> None:
-    """Of two linears whose rows are no whole blocks: the same bytes as where there is no room to capture any."""
+    """Of two linears whose rows are no whole blocks: the same bytes as where there is no room to capture any.
+
+    What is captured in the first layer is replayed in the second, whose inputs are others.
+    """
     device, captured = torch.device(place), captures(monkeypatch, place)
     settings = ObsSettings(fisher=True, **REPEATED[kind])
-    layers = [layer(rows=rows, columns=512, seed=seed) for seed, rows in enumerate((90, 64))]
 
-    def encoded() -> dict[str, Encoded]:
+    def encoded(number: int) -> dict[str, Encoded]:
+        layers = [layer(rows=rows, columns=512, seed=seed + number) for seed, rows in enumerate((90, 64))]
         sums = HessianAccumulator(512, device=device, asymmetric=True)
         sums.add(layers[0].x.to(device), layers[0].target_x.to(device))
         linears = [
@@ -521,14 +532,16 @@ def test_blocks_that_are_replayed(monkeypatch: pytest.MonkeyPatch, kind: str, pl
         ]
         return obs.encode(linears, sums, settings)
 
-    found = encoded()
+    found = [encoded(number) for number in (0, 2)]
     assert len(captured) == (0 if kind == "refitted" else 2)  # 6 + 4 rows of the first ten blocks, then 5 + 4
+    repeated.forget()
     monkeypatch.setattr(repeated, "unreserved_bytes", lambda _: 0)
-    wanted = encoded()
-    for name, one in found.items():
-        assert one.sums == wanted[name].sums
-        assert one.parts.keys() == wanted[name].parts.keys()
-        assert all(torch.equal(part, wanted[name].parts[key]) for key, part in one.parts.items())
+    for both, number in zip(found, (0, 2), strict=True):
+        wanted = encoded(number)
+        for name, one in both.items():
+            assert one.sums == wanted[name].sums
+            assert one.parts.keys() == wanted[name].parts.keys()
+            assert all(torch.equal(part, wanted[name].parts[key]) for key, part in one.parts.items())
 
 
 ALIKE = REPEATED | {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import shutil
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +55,24 @@ def test_what_a_gpu_captured_goes_with_the_walk(
         with pytest.raises(ZeroDivisionError) if fails and number == 1 else nullcontext():
             pair.compress(tmp_path / f"out {number}")
         assert len(made) == number
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_collections_beside_a_gpu_pass_over_what_was_there(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A CPU is never idle."""
+    told = list[str]()
+
+    @contextmanager
+    def spared() -> Iterator[None]:
+        told.append("begin")
+        yield
+        told.append("end")
+
+    monkeypatch.setattr(model, "heap_spared", spared)
+    monkeypatch.setattr(model, "_compress_layers", lambda *_: told.append("walk"))
+    given: Any = SimpleNamespace(device=torch.device(kind))
+    model.compress_layers(given, given, torch.zeros(1), given, given)
+    assert told == {"cpu": ["walk"], "cuda": ["begin", "walk", "end"]}[kind]
 
 
 def reads_of(run: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> dict[Path, Counter[str]]:

@@ -62,6 +62,37 @@ def test_a_replay_is_of_what_is_given_now(captures: list[Any]) -> None:
     assert all(own is not one for own in captures[0] for one in given)
 
 
+def test_what_is_there_already_is_not_copied_again(captures: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that was given before, in this place, and is what it was."""
+    copied, real = [], Tensor.copy_
+    again = Repeated(Work(), Tensor.clone, device=CPU, nbytes=0)
+    first, second = torch.tensor(1.0), torch.tensor(2.0)
+
+    def replayed(*given: Tensor) -> tuple[float, int]:
+        """What is found, and how much was copied for it, but for the result."""
+        copied.clear()
+        return float(again(*given)), sum(any(one is own for own in captures[0]) for one in copied)
+
+    again(first, second)
+    again(first, second)
+
+    def copy(one: Tensor, other: Tensor) -> Tensor:
+        copied.append(one)
+        return real(one, other)
+
+    monkeypatch.setattr(Tensor, "copy_", copy)
+    assert replayed(first, second) == (6, 0)
+    second.add_(1)
+    assert replayed(first, second) == (8, 1)
+    assert replayed(second, first) == (8, 2)
+    assert replayed(second, second.clone()) == (12, 1)
+    assert replayed(second, second) == (12, 1)
+    assert replayed(second, second) == (12, 0)
+    del first
+    assert replayed(torch.tensor(7.0), second) == (20, 1)
+    assert replayed(torch.tensor(8.0), second) == (22, 1)  # perhaps where the other one was
+
+
 def test_other_shapes_begin_anew(captures: list[Any]) -> None:
     work = Work()
     again = Repeated(work, Tensor.clone, device=CPU, nbytes=0)

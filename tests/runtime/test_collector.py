@@ -1,16 +1,18 @@
-"""Garbage is not collected while a variant is opened, and is again afterwards, whatever happened."""
+"""Garbage is not collected while a variant is opened, and little is looked at in a walk; whatever happens in them."""
 
 from __future__ import annotations
 
 import gc
 import threading
+import weakref
+from collections.abc import Iterator
 
 import pytest
 from runtime_cases import Served
 
 from deltacompress.errors import InputError
+from deltacompress.processes.collector import collector_paused, heap_spared
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.loading.collector import collector_paused
 from deltacompress.runtime.variants.delta import DeltaVariant
 
 
@@ -59,3 +61,54 @@ def test_pauses_that_overlap() -> None:
     leave.set()
     thread.join()
     assert gc.isenabled()
+
+
+class Knot:
+    """Garbage, once its name is gone, that only a collection finds."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+@pytest.fixture
+def _unfrozen() -> Iterator[None]:
+    """Tests have what they import frozen."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("_unfrozen")
+def test_what_was_there_is_spared() -> None:
+    before, garbage = Knot(), Knot()
+    kept, gone = weakref.ref(before), weakref.ref(garbage)
+    del garbage
+    try:
+        with heap_spared():
+            assert gone() is None
+            del before
+            inside = weakref.ref(Knot())
+            with heap_spared():
+                pass
+            gc.collect()
+            assert inside() is None
+            assert kept() is not None
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        gc.collect()
+        assert kept() is None
+
+
+@pytest.mark.usefixtures("_unfrozen")
+def test_who_spared_most_of_it_before_keeps_it_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.freeze()
+    with heap_spared():
+        pass
+    assert gc.get_freeze_count()
+    gc.unfreeze()
+    counts = iter([375, 1000])  # what a new interpreter of Python 3.12 has spared itself
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: next(counts))
+    with heap_spared():
+        pass
+    monkeypatch.undo()
+    assert gc.get_freeze_count() == 0

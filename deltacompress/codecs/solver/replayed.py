@@ -1,6 +1,6 @@
 """Stacks that are solved alike, one after another, of which a GPU is told but once: as a captured pass it replays.
 
-Blocks of rows that make up for each other share all but their targets; stacks of one shape come again layer by layer.
+Stacks of one shape come again layer by layer, and blocks of rows that make up for each other in one.
 """
 
 from __future__ import annotations
@@ -27,32 +27,37 @@ _SQUARES = 3
 """Matrices as wide and high as the inputs, which a pass that is captured has of its own."""
 
 
-def blocks_solver(shared: Factored, settings: ObsSettings, rows: int) -> Callable[..., Solved]:
-    """`solve` (target, drawn) under one Hessian, for many blocks of at most so many rows."""
-    device, columns = shared.hessian.device, len(shared.hessian)
+def solver_alike(shared: Factored, settings: ObsSettings) -> Callable[..., Solved]:
+    """As `solve` under one Hessian, of (target, drawn), the same bytes; what a GPU captures for it is kept for the next
+    stack of this shape and settings.
+    """
+    if not _is_replayed(shared.hessian.device, settings):
+        return partial(solve, shared=shared, settings=settings)
+    made = dict[object, Repeated[Solved]]()
 
     def solved(target: Tensor, drawn: Tensor | None = None) -> Solved:
-        return solve(target, shared, settings, drawn)
+        optional = shared.factor.root, shared.order, drawn
+        there = tuple(one is not None for one in optional)
+        key = settings, there, target.shape, target.device
+        if key not in made:
+            made[key] = remembered(key, partial(_repeated, settings, there, target))
+        more = [one for one in optional if one is not None]
+        with part("columns"):
+            pairs = shared.pair_solver().tensors() if obs.is_joint(settings.selection, settings.pattern) else ()
+        return made[key](target, shared.hessian, shared.factor.upper, *more, *pairs)
 
-    return _repeated(solved, device, _solver_bytes(rows, columns)) if _is_replayed(device, settings) else solved
+    return solved
 
 
-def solve_alike(target: Tensor, shared: Factored, settings: ObsSettings, drawn: Tensor | None = None) -> Solved:
-    """As `solve`, the same bytes; what a GPU captures for it is kept for the next stack of this shape and settings."""
-    if not _is_replayed(target.device, settings):
-        return solve(target, shared, settings, drawn)
-    optional = shared.factor.root, shared.order, drawn
-    there = tuple(one is not None for one in optional)
+def _repeated(settings: ObsSettings, there: Sequence[bool], target: Tensor) -> Repeated[Solved]:
     rows, columns = target.shape
-    nbytes = _solver_bytes(rows, columns) + 4 * _SQUARES * columns**2
-    again = remembered(
-        (settings, there, target.shape, target.device),
-        lambda: _repeated(partial(_solve_given, settings, there), target.device, nbytes),
+    return Repeated(
+        partial(_solve_given, settings, there),
+        Solved.copied,
+        device=target.device,
+        nbytes=4 * columns * (_FLOATS * (rows + ROWS) + _SQUARES * columns),
+        timed=partial(part, "replayed"),
     )
-    more = [one for one in optional if one is not None]
-    with part("columns"):
-        pairs = shared.pair_solver().tensors() if obs.is_joint(settings.selection, settings.pattern) else ()
-    return again(target, shared.hessian, shared.factor.upper, *more, *pairs)
 
 
 def _solve_given(
@@ -71,11 +76,3 @@ def _solve_given(
 def _is_replayed(device: torch.device, settings: ObsSettings) -> bool:
     """Not where the host looks at what is solved: equations of scales; what a share of a whole block is."""
     return usable(device) and not settings.refit_scales and settings.pattern.kind != "unstructured"
-
-
-def _solver_bytes(rows: int, columns: int) -> int:
-    return 4 * _FLOATS * columns * (rows + ROWS)
-
-
-def _repeated(work: Callable[..., Solved], device: torch.device, nbytes: int) -> Repeated[Solved]:
-    return Repeated(work, Solved.copied, device=device, nbytes=nbytes, timed=partial(part, "replayed"))

@@ -14,6 +14,8 @@ once: the layer's own parameters are what the solver starts from.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,7 @@ from deltacompress.compression.steps import Steps
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.numerics.triton.repeated import forgotten
+from deltacompress.processes.collector import heap_spared
 from deltacompress.reporter import Reporter
 
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}
@@ -39,7 +42,6 @@ _FEW_EXPERTS, _MOST_AT_ONCE = 32, 4
 """A GPU takes so many times as many where many experts run one by one, each launched for its share of a batch."""
 
 
-@forgotten()
 def compress_layers(
     plan: Plan, skeleton: Skeleton, ids: Tensor, steps: WalkSteps, reporter: Reporter, ranks: Ranks = ALONE
 ) -> Streams:
@@ -49,6 +51,13 @@ def compress_layers(
 
     ids: int64 [samples, seq_len], of which each rank calibrates on its share.
     """
+    with forgotten(), heap_spared() if skeleton.device.type == "cuda" else nullcontext():
+        return _compress_layers(plan, skeleton, ids, steps, reporter, ranks)
+
+
+def _compress_layers(
+    plan: Plan, skeleton: Skeleton, ids: Tensor, steps: WalkSteps, reporter: Reporter, ranks: Ranks
+) -> Streams:
     ids = ids[ranks.share(len(ids))]
     batch = sequences_per_batch(skeleton, ids.shape[1])
     walk = Walk.of(plan, skeleton, steps, ranks, reporter, tokens_per_batch=batch * ids.shape[1])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -25,7 +26,8 @@ class Repeated(Generic[_Result]):
     """`work`, a function of tensors. The first call with some shapes runs it as it is, which also compiles what it
     launches; the second captures it; this one and those after it replay that, as long as shapes stay the same.
 
-    What else `work` reads must stay in place, and it must not wait for the device.
+    What else `work` reads must stay in place; it must not wait for the device, nor write to what it is given: a tensor
+    that the call before gave in the same place, and that nothing has changed since, is there still.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Repeated(Generic[_Result]):
         self._work, self._copied, self._device, self._nbytes, self._timed = work, copied, device, nbytes, timed
         self._shapes: list[torch.Size] = []
         self._captured: tuple[list[Tensor], Callable[[], object], _Result] | None = None
+        self._there: list[tuple[ref[Tensor], int]] = []
 
     def __call__(self, *given: Tensor) -> _Result:
         """Of these tensors, in memory of its own."""
@@ -54,6 +57,7 @@ class Repeated(Generic[_Result]):
             if _given_up or unreserved_bytes(self._device) < self._nbytes:
                 return self._work(*given)
             own = [one.clone() for one in given]
+            self._there = _states(given)
             try:
                 self._captured = own, *_capture(self._work, own, self._device)
             except torch.OutOfMemoryError:  # a capture cannot have what torch keeps for the next tensors
@@ -62,10 +66,17 @@ class Repeated(Generic[_Result]):
                 return self._work(*given)
         own, replay, result = self._captured
         with self._timed():
-            for mine, one in zip(own, given, strict=True):
-                mine.copy_(one)
+            for mine, one, (before, version) in zip(own, given, self._there, strict=True):
+                if before() is not one or version != one._version:
+                    mine.copy_(one)
+            self._there = _states(given)
             replay()
             return self._copied(result)
+
+
+def _states(given: Sequence[Tensor]) -> list[tuple[ref[Tensor], int]]:
+    """Which tensors they are, and how often each was written to."""
+    return [(ref(one), one._version) for one in given]
 
 
 def _capture(
