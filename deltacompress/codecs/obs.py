@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.codecs.encoded import Encoded, LinearToEncode, Sums
-from deltacompress.codecs.formats.packed import PackedSpec, Parts, drawn_pattern
+from deltacompress.codecs.formats.packed import PackedSpec, drawn_pattern
 from deltacompress.codecs.settings import ObsSettings, spec_for
 from deltacompress.codecs.solver.replayed import solver_alike
 from deltacompress.codecs.solver.solved import Solved
@@ -65,52 +65,28 @@ def encode_factored(
         if pattern.kind == "drawn":
             drawn = torch.cat([drawn_pattern(specs[one.name], target.device)[:, :columns] for one in stack])
         solved = _solved(stack, target, shared, settings, drawn, solver)
-        with part("packing"):
-            out |= _encoded(stack, solved, specs, hessian if shifted else None, factor.damp_fraction)
+        rows = 0
+        for one in stack:
+            own = solved.of_rows(slice(rows, rows + specs[one.name].rows))
+            rows += specs[one.name].rows
+            with part("packing"):
+                out[one.name] = _encoded(one, own, specs[one.name], hessian if shifted else None, factor.damp_fraction)
     return out
 
 
 def _encoded(
-    stack: list[LinearToEncode],
-    solved: Solved,
-    specs: dict[str, PackedSpec],
-    hessian: Tensor | None,
-    damp_fraction: float,
-) -> dict[str, Encoded]:
+    one: LinearToEncode, solved: Solved, spec: PackedSpec, hessian: Tensor | None, damp_fraction: float
+) -> Encoded:
     """hessian: None where the target is the delta itself, whose energy is known then."""
-    parts, sums, end = _packed(stack, solved, specs), [], 0
-    for one in stack:
-        start, end = end, end + specs[one.name].rows
-        own = solved.of_rows(slice(start, end))
-        assert own.kept is not None
-        energy = own.kept.target
-        if one.energy is None and hessian is not None:
-            energy = quadratic(one.delta, hessian, rough=True)
-        sums.append(torch.stack([own.loss, *own.kept, energy]).sum(1, dtype=torch.float64))
-    out = {}
-    for one, (lost, both, whole, energy) in zip(stack, torch.stack(sums).tolist(), strict=True):  # a GPU is waited for
-        found = Sums(lost, energy if one.energy is None else one.energy, both, whole)
-        spec, loss = specs[one.name].to_json(), found.loss
-        out[one.name] = Encoded(
-            "packed", spec, parts[one.name], loss=loss, kept=found.kept, damp_fraction=damp_fraction, sums=found
-        )
-    return out
-
-
-def _packed(stack: list[LinearToEncode], solved: Solved, specs: dict[str, PackedSpec]) -> dict[str, Parts]:
-    """The parts of each linear: of several at once, and cut, unless their specs differ in more than their rows."""
-    first, end, out = specs[stack[0].name], 0, {}
-    whole = None
-    if len(stack) > 1 and all(replace(specs[one.name], rows=first.rows) == first for one in stack):
-        whole = solved.packed(replace(first, rows=len(solved.mask)))
-    for one in stack:
-        start, end = end, end + specs[one.name].rows
-        rows = slice(start, end)
-        if whole is None:
-            out[one.name] = solved.of_rows(rows).packed(specs[one.name])
-        else:
-            out[one.name] = {name: part[rows] for name, part in whole.items()}
-    return out
+    assert solved.kept is not None
+    rows = [solved.loss, *solved.kept]
+    if one.energy is None and hessian is not None:
+        rows.append(quadratic(one.delta, hessian, rough=True))
+    lost, both, whole, *own = torch.stack(rows).sum(1, dtype=torch.float64).tolist()  # a GPU is waited for once
+    energy = one.energy if one.energy is not None else own[0] if own else whole
+    sums = Sums(lost, energy, both, whole)
+    parts, (loss, kept) = solved.packed(spec), (sums.loss, sums.kept)
+    return Encoded("packed", spec.to_json(), parts, loss=loss, kept=kept, damp_fraction=damp_fraction, sums=sums)
 
 
 def _shifted(
