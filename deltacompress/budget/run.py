@@ -9,7 +9,6 @@ OUT.budget.json, for `resume`; the recipe in OUT.recipe.yaml.
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +19,10 @@ from typing import Any
 
 from deltacompress.arguments import checked
 from deltacompress.artifact.delta import load_delta
-from deltacompress.artifact.outputs import check_free, holds_artifact, publish_directory
-from deltacompress.budget.measuring.kept import Tried, check_kept, kept_path
+from deltacompress.artifact.outputs import holds_artifact, publish_directory
+from deltacompress.budget.measuring.kept import Tried, kept_path
 from deltacompress.budget.measuring.pair import Surveyed, survey_pair
+from deltacompress.budget.places import attempt_path, check_places, recipe_path
 from deltacompress.budget.recipe import as_yaml, recipe_of
 from deltacompress.budget.request import Request
 from deltacompress.budget.result import BudgetResult, Prediction
@@ -33,9 +33,8 @@ from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.driver import run_job
 from deltacompress.compression.job import CompressionJob, CompressResult
-from deltacompress.errors import CalibrationError, Interrupted, OutputError, option, switch
-from deltacompress.files.output import output_errors, write_once
-from deltacompress.files.regular import stat_regular
+from deltacompress.errors import CalibrationError, Interrupted, option, switch
+from deltacompress.files.output import write_once
 from deltacompress.reporter import SILENT, Reporter
 
 ATTEMPTS = 3
@@ -131,7 +130,11 @@ class _Attempt:
 
 def _run(job: CompressionJob, request: Request, judge: Calibration | None, reporter: Reporter) -> BudgetResult:
     started, inputs = time.monotonic(), Inputs()
-    _check_places(job, reporter)
+    check_places(job)
+    if not job.resume and kept_path(job.out).exists():
+        reporter.note(
+            f"{kept_path(job.out)}: what an earlier run measured is removed; {switch('resume')} would have used it"
+        )
     surveyed = survey_pair(job, inputs, reporter, request=request, judge=judge)
     surveyed_in = time.monotonic() - started
     try:
@@ -146,7 +149,7 @@ def _run(job: CompressionJob, request: Request, judge: Calibration | None, repor
     if made is None:
         resume = surveyed.tried(repr(request)) is not None
         made = _compressed(job, one.recipe, inputs, reporter, resume=resume)
-    write_once(recipe_path(job.out), as_yaml(one.recipe).encode(), replace=True)  # _check_places has asked
+    write_once(recipe_path(job.out), as_yaml(one.recipe).encode(), replace=True)  # check_places has asked
     publish_directory(made.out, job.out, replaces=holds_artifact if job.force else None)
     surveyed.forget()
     shown = replace(made, out=job.out, summary=load_delta(job.out).summary())
@@ -184,30 +187,6 @@ def _attempts(
             return (None if trial is None else found[0]), attempts, missed
         reporter.note(f"attempt {len(attempts)}: {missed}; compressed again by another recipe")
         target = target.corrected(one.picks, one.tried)
-
-
-def _check_places(job: CompressionJob, reporter: Reporter) -> None:
-    """Before any work: nothing is replaced that was not made by a budget, or, unasked, that may have been edited.
-
-    Raises:
-        OutputError: as check_free; a recipe is there.
-    """
-    if not job.force and holds_artifact(job.out):
-        way_out = f"choose another {option('out')}, or make it anew with {switch('force')}"
-        raise OutputError("holds a finished artifact, which is not used again", where=job.out, way_out=way_out)
-    check_free(job.out, replaces=holds_artifact if job.force else None)
-    check_free(attempt_path(job.out), replaces=holds_artifact)
-    kept = kept_path(job.out)
-    if not job.resume and check_kept(kept):
-        reporter.note(f"{kept}: what an earlier run measured is removed; {switch('resume')} would have used it")
-    recipe = recipe_path(job.out)
-    with output_errors(recipe, "name"):
-        if os.path.lexists(recipe):
-            stat_regular(recipe)
-            if not (job.force or job.resume):  # a resumed run may have written it
-                raise OutputError(
-                    "exists already", where=recipe, way_out=f"{switch('force')} replaces it, or choose another name"
-                )
 
 
 def _that_keeps(request: Request, attempts: Sequence[_Attempt], missed: str | None, reporter: Reporter) -> _Attempt:
@@ -254,13 +233,3 @@ def _compressed(
     stands = resume and holds_artifact(out) and load_delta(out).manifest.recipe == recipe.model_dump(mode="json")
     one = job.model_copy(update={"recipe": recipe, "out": out, "force": not stands, "resume": resume})
     return run_job(one, reporter, inputs, look=look)
-
-
-def attempt_path(out: Path) -> Path:
-    """Where an artifact lies until it is known to be what was asked."""
-    return out.with_name(f"{out.name}.attempt")
-
-
-def recipe_path(out: Path) -> Path:
-    """Where the recipe of a budget lies."""
-    return out.with_name(f"{out.name}.recipe.yaml")

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from deltacompress.artifact.delta import load_delta, verify
 from deltacompress.budget import survey, target
-from deltacompress.budget.frontier import predict
 from deltacompress.budget.measuring import ladder as rows
 from deltacompress.budget.measuring import pair as measuring
 from deltacompress.budget.measuring.judge import Judge, Judged
+from deltacompress.budget.prediction.frontier import predict
 from deltacompress.budget.result import BudgetResult
 from deltacompress.budget.run import compress_to
 from deltacompress.budget.rungs import template

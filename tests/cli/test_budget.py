@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pairs import Pair, files_of
 
-from deltacompress.budget.frontier import SHIPPED
+from deltacompress.budget.prediction.frontier import SHIPPED
 from deltacompress.budget.run import compress_to
 from deltacompress.cli.main import main
 from deltacompress.errors import CalibrationError

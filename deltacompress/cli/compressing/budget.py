@@ -80,7 +80,8 @@ def compress_to_budget(
     """
     _check(base, finetuned, asked, options, beside)
     with nothing_begun():
-        from deltacompress.budget.run import compress_to, recipe_path
+        from deltacompress.budget.places import recipe_path
+        from deltacompress.budget.run import compress_to
     with console.progress() as reporter:
         result = compress_to(base, finetuned, **asked, **options, reporter=reporter)
     out = options["out"]
@@ -137,12 +138,12 @@ def show_frontier(
         early.calibration(options["judge"])
     early.checkpoints(base, finetuned)
     if out is None:
-        from deltacompress.budget.frontier import predict
+        from deltacompress.budget.prediction.frontier import predict
 
         with console.progress() as reporter:
             data = predict(base, finetuned, reporter=reporter, **options).to_json()
     else:
-        from deltacompress.budget.output import predict_into
+        from deltacompress.budget.prediction.output import predict_into
 
         with console.progress() as reporter:
             written = predict_into(out, base, finetuned, force=force, reporter=reporter, **options)

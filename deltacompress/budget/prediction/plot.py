@@ -6,7 +6,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from deltacompress.budget.frontier import Frontier
+from deltacompress.budget.prediction.frontier import Frontier
 from deltacompress.errors import BackendError, install_hint
 from deltacompress.files.output import write_once
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress._version import __version__
-from deltacompress.budget.frontier import predict
-from deltacompress.budget.plot import plot_frontier
+from deltacompress.budget.prediction.frontier import predict
+from deltacompress.budget.prediction.plot import plot_frontier
 from deltacompress.calibration.sources import local_file
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BackendError, switch

@@ -1,0 +1,46 @@
+"""The names beside OUT that a budget writes to, looked at before any work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from deltacompress.artifact.outputs import check_free, holds_artifact
+from deltacompress.budget.measuring.kept import check_kept, kept_path
+from deltacompress.compression.job import CompressionJob
+from deltacompress.errors import OutputError, option, switch
+from deltacompress.files.output import output_errors
+from deltacompress.files.regular import stat_regular
+
+
+def attempt_path(out: Path) -> Path:
+    """Where an artifact lies until it is known to be what was asked."""
+    return out.with_name(f"{out.name}.attempt")
+
+
+def recipe_path(out: Path) -> Path:
+    """Where the recipe of a budget lies."""
+    return out.with_name(f"{out.name}.recipe.yaml")
+
+
+def check_places(job: CompressionJob) -> None:
+    """Nothing is replaced that was not made by a budget, or, unasked, that may have been edited.
+
+    Raises:
+        OutputError: as check_free; a recipe is there.
+    """
+    if not job.force and holds_artifact(job.out):
+        way_out = f"choose another {option('out')}, or make it anew with {switch('force')}"
+        raise OutputError("holds a finished artifact, which is not used again", where=job.out, way_out=way_out)
+    check_free(job.out, replaces=holds_artifact if job.force else None)
+    check_free(attempt_path(job.out), replaces=holds_artifact)
+    if not job.resume:  # else it is read, and damage told
+        check_kept(kept_path(job.out))
+    recipe = recipe_path(job.out)
+    with output_errors(recipe, "name"):
+        if os.path.lexists(recipe):
+            stat_regular(recipe)
+            if not (job.force or job.resume):  # a resumed run may have written it
+                raise OutputError(
+                    "exists already", where=recipe, way_out=f"{switch('force')} replaces it, or choose another name"
+                )

@@ -1,0 +1,1 @@
+"""`analyze --predict`: what KL every size would have, as a table, a file and a picture."""
