@@ -1,15 +1,18 @@
-"""The names beside OUT that a budget writes to, looked at before any work."""
+"""The names beside OUT that a budget writes to, looked at and locked before any work."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from deltacompress.artifact.outputs import check_free, holds_artifact
 from deltacompress.budget.measuring.kept import check_kept, kept_path
 from deltacompress.compression.job import CompressionJob
+from deltacompress.compression.run_identity import identity_file
 from deltacompress.errors import OutputError, option, switch
-from deltacompress.files.output import output_errors
+from deltacompress.files.output import make_directory, output_errors, remove_empty, take_lock
 from deltacompress.files.regular import stat_regular
 
 
@@ -44,3 +47,24 @@ def check_places(job: CompressionJob) -> None:
                 raise OutputError(
                     "exists already", where=recipe, way_out=f"{switch('force')} replaces it, or choose another name"
                 )
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """OUT to this run alone, by the lock of any compression into it: that of OUT.partial, where it writes nothing.
+
+    Raises:
+        OutputError: another run has it; nothing can be made there.
+    """
+    place = identity_file(out).parent
+    made = make_directory(place)
+    try:
+        lock = take_lock(place)
+    except BaseException:
+        remove_empty(made)
+        raise
+    try:
+        yield
+    finally:
+        remove_empty([*made, place])  # a killed run's too; what an interrupted compression has left stays
+        os.close(lock)

@@ -22,7 +22,7 @@ from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.outputs import holds_artifact, publish_directory
 from deltacompress.budget.measuring.kept import Tried, kept_path
 from deltacompress.budget.measuring.pair import Surveyed, survey_pair
-from deltacompress.budget.places import attempt_path, check_places, recipe_path
+from deltacompress.budget.places import attempt_path, check_places, locked, recipe_path
 from deltacompress.budget.recipe import as_yaml, recipe_of
 from deltacompress.budget.request import Request
 from deltacompress.budget.result import BudgetResult, Prediction
@@ -96,7 +96,9 @@ def compress_to(
         force=force,
     )
     with _telling_what_waits(job.out):
-        return _run(job, request, judge, reporter or SILENT)
+        check_places(job)
+        with locked(job.out):
+            return _run(job, request, judge, reporter or SILENT)
 
 
 @contextmanager
@@ -130,7 +132,6 @@ class _Attempt:
 
 def _run(job: CompressionJob, request: Request, judge: Calibration | None, reporter: Reporter) -> BudgetResult:
     started, inputs = time.monotonic(), Inputs()
-    check_places(job)
     if not job.resume and kept_path(job.out).exists():
         reporter.note(
             f"{kept_path(job.out)}: what an earlier run measured is removed; {switch('resume')} would have used it"
@@ -149,7 +150,7 @@ def _run(job: CompressionJob, request: Request, judge: Calibration | None, repor
     if made is None:
         resume = surveyed.tried(repr(request)) is not None
         made = _compressed(job, one.recipe, inputs, reporter, resume=resume)
-    write_once(recipe_path(job.out), as_yaml(one.recipe).encode(), replace=True)  # check_places has asked
+    write_once(recipe_path(job.out), as_yaml(one.recipe).encode(), replace=True)  # check_places has looked
     publish_directory(made.out, job.out, replaces=holds_artifact if job.force else None)
     surveyed.forget()
     shown = replace(made, out=job.out, summary=load_delta(job.out).summary())

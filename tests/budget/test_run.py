@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +237,66 @@ def test_folders_that_are_missing_are_made_and_taken_back(pair: Pair, tmp_path: 
     assert list(tmp_path.iterdir()) == []
     budget(pair, tmp_path / "new" / "dir" / "out", max_size="1GB")
     assert sorted(path.name for path in (tmp_path / "new" / "dir").iterdir()) == ["out", "out.recipe.yaml"]
+
+
+@dataclass
+class _Reaching:
+    """A reporter that calls `then` at its first step."""
+
+    then: Callable[[], object]
+    notes: list[str] = field(default_factory=list)
+    reached: bool = False
+
+    def phase(self, name: str, total: int | None = None) -> None: ...
+
+    def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None:
+        if not self.reached:
+            self.reached = True
+            self.then()
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def test_a_second_run_is_refused_before_it_measures(pair: Pair, tmp_path: Path) -> None:
+    """Also one of `compress`; the first is not disturbed, and the lock goes with it, however it ends."""
+    refused = Recorder()
+
+    def another() -> None:
+        assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
+        for begin in (
+            lambda: budget(pair, tmp_path / "out", max_size="2GB", reporter=refused),
+            lambda: pair.compress(tmp_path / "out", reporter=refused),
+        ):
+            with pytest.raises(OutputError, match=r"out\.partial: another run is writing there; wait for it or choose"):
+                begin()
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="before anything was measured"):
+        budget(pair, tmp_path / "out", max_size="1GB", reporter=_Reaching(another))
+    assert refused.steps == []
+    assert list(tmp_path.iterdir()) == []
+    budget(pair, tmp_path / "out", max_size="1GB")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]
+
+
+def test_what_a_compression_has_left_is_left_alone(pair: Pair, tmp_path: Path) -> None:
+    """Of the same OUT, interrupted: a budget only locks its place."""
+    with pytest.raises(Interrupted):
+        pair.compress(tmp_path / "out", reporter=Recorder(2))
+    left = files_of(tmp_path / "out.partial")
+    assert left
+    budget(pair, tmp_path / "out", max_size="1GB")
+    assert files_of(tmp_path / "out.partial") == left
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a file system that nobody may write to")
+def test_where_nothing_can_be_made_is_told_before_anything_is_measured(pair: Pair, tmp_path: Path) -> None:
+    """Though access rights promise it."""
+    recorder = Recorder()
+    with pytest.raises(OutputError, match=r"^/proc/out\.partial: cannot be written .*; choose another output dir"):
+        budget(pair, Path("/proc/out"), max_size="1GB", reporter=recorder)
+    assert recorder.steps == []
 
 
 def test_interrupted_while_measuring_nothing_is_left(pair: Pair, tmp_path: Path) -> None:

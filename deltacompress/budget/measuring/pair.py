@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,6 @@ from deltacompress.compression.before.prepare import Opened, Prepared, open_job,
 from deltacompress.compression.job import CompressionJob, CompressResult
 from deltacompress.compression.run_identity import identity_of
 from deltacompress.devices import current, limited_memory
-from deltacompress.files.output import make_directory, remove_empty
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import Reporter
 
@@ -115,7 +114,7 @@ def survey_pair(
     assert job.calibration is not None
     records = held_back(opened.finetuned, job.calibration, job.calibration_spec, JUDGED, judge=judge)
     kept = kept_path(job.out)
-    with current(opened.where), limited_memory(opened.where, job.device_memory), _folder_for(kept):
+    with current(opened.where), limited_memory(opened.where, job.device_memory):
         prepared = prepare(job, opened.base, opened.finetuned, opened.where, inputs, reporter)
         with closing(prepared.scan):
             skeleton = prepared.skeleton
@@ -135,16 +134,6 @@ def survey_pair(
                 reporter.note(f"{kept}: measured by an earlier run, used again")
             by = Judge(skeleton, opened.finetuned, _batches(records, opened.where))
     return Surveyed(survey, opened.base, kept, identity, earlier, opened.where, by, prepared.plan.pairing)
-
-
-@contextmanager
-def _folder_for(kept: Path) -> Iterator[None]:
-    """Its folder, made before anything is measured; taken back if nothing comes to lie there."""
-    made = make_directory(kept.parent)
-    try:
-        yield
-    finally:
-        remove_empty(made)
 
 
 def _walked(
