@@ -28,15 +28,15 @@ class UnreachedError(InputError):
     """No choice is as it was asked, as far as is known or was tried."""
 
 
-def check_size(request: Request, *, fixed: int, finetuned: int) -> None:
-    """Before anything is measured. fixed: bytes that every choice has; finetuned: those of the fine-tuned checkpoint.
+def check_size(request: Request, *, least: int, finetuned: int) -> None:
+    """Before anything is measured. least: bytes that every choice has; finetuned: those of the fine-tuned checkpoint.
 
     Raises:
         UnreachedError: they alone are more than was asked.
     """
     size = request.bytes(finetuned)
-    if size is not None and size < fixed:
-        told = f"{_told_fixed(request, fixed)} alone ({finetuned / fixed:,.0f}x); nothing was measured"
+    if size is not None and size < least:
+        told = f"{_told_fixed(request, least)} alone ({finetuned / least:,.0f}x); nothing was measured"
         way_out = "ask for less" if request.ratio is not None else "ask for more"
         raise UnreachedError(told, where=request.told, way_out=f"{way_out} than that: all else comes on top")
 

@@ -501,8 +501,13 @@ def test_a_pair_of_which_only_norms_differ(pair: Pair, tmp_path: Path) -> None:
     assert (result.attempts, result.judged.kl) == (1, 0)
     assert (result.trial_seconds, result.survey_seconds > 0) == (0, True)
     verify(tmp_path / "out", base=only.base)
-    with pytest.raises(InputError, match=rf"max_size {point.bytes - 1}: too small: .* alone .*; nothing was measured;"):
-        budget(only, tmp_path / "least", max_size=point.bytes - 1)
+    floor = told(only, tmp_path / "least", 1000, "too small: ")
+    assert result.bytes - 200 < floor <= result.bytes <= point.bytes
+    with pytest.raises(InputError, match=rf"max_size {floor - 1}: too small: .* alone .*; nothing was measured;"):
+        budget(only, tmp_path / "least", max_size=floor - 1)
+    with pytest.raises(InputError) as error:
+        budget(only, tmp_path / "least", max_size=floor)
+    assert "nothing was measured" not in str(error.value)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "gemma2"])

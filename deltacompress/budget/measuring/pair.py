@@ -13,7 +13,7 @@ import torch
 from deltacompress.artifact.delta import load_delta
 from deltacompress.budget.measuring.judge import Against, Judge, Judged
 from deltacompress.budget.measuring.kept import Kept, Tried, kept_path
-from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes
+from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes, unsure_bytes
 from deltacompress.budget.measuring.walk import Walked, walk
 from deltacompress.budget.request import Request
 from deltacompress.budget.rungs import CALIBRATED, RUNGS, Rung
@@ -125,7 +125,8 @@ def survey_pair(
             if earlier is None:
                 fixed = fixed_bytes(prepared.plan, opened.coder)
                 if request is not None:
-                    check_size(request, fixed=fixed, finetuned=opened.finetuned.nbytes)
+                    least = fixed - unsure_bytes(prepared.plan)
+                    check_size(request, least=least, finetuned=opened.finetuned.nbytes)
                 found = _walked(job, inputs, prepared, skeleton, opened, records, rungs, reporter)
                 survey = survey_of(found, finetuned_bytes=opened.finetuned.nbytes, fixed_bytes=fixed)
                 Kept(of=identity, survey=survey).write(kept)

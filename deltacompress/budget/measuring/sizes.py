@@ -16,9 +16,12 @@ from deltacompress.compression.side_files import side_file_bytes
 from deltacompress.lossless import Coder
 
 _HASH, _NUMBER = "0" * 64, 0.1234567890123456
-_FRAME, _HEADER = 3000, 60
-"""What a manifest holds besides tensors and their names in the recipe, and a shard's header of a part besides its name,
-about."""
+_FRAME, _FILE, _NAMES, _RULES = 950, 98, 150, 1700
+"""What a manifest holds at least, without names, and of each side file; what names add to that, about, and rules of a
+choice without those of tensors."""
+_HEADER = 49
+"""What a shard's header holds of a part besides its name and three numbers, none of which is shorter than its bytes
+but the first part's."""
 
 
 def part_bytes(encoded: Encoded, coder: Coder, scale: float = 1.0) -> float:
@@ -50,9 +53,11 @@ def told_of_coded(tensor: TensorPlan, encoded: Encoded) -> int:
 
 
 def told_of(record: TensorRecord) -> int:
-    """Bytes in the manifest, its recipe included, and in the header of the shard."""
-    written = len(json.dumps(record.model_dump(mode="json"), separators=(",", ":"))) + len(record.name) + 4
-    return written + sum(len(record.name) + len(part.name) + _HEADER for part in record.parts)
+    """Bytes in the manifest, its recipe included, and in the header of the shard; at least, where it is not coded."""
+    written = len(json.dumps(record.model_dump(mode="json"), separators=(",", ":"))) + 1
+    written += len(record.name) + 3 if record.status == "coded" else 0  # a rule names it
+    headers = (len(record.name) + len(part.name) + _HEADER + 3 * len(str(part.bytes)) for part in record.parts)
+    return written + sum(headers)
 
 
 def _record(tensor: TensorPlan, encoded: Encoded, parts: tuple[PartRecord, ...]) -> TensorRecord:
@@ -78,8 +83,12 @@ def _record(tensor: TensorPlan, encoded: Encoded, parts: tuple[PartRecord, ...])
 
 
 def fixed_bytes(plan: Plan, coder: Coder) -> int:
-    """What every choice has: tensors that are stored as they are, side files, and the frame of the manifest."""
-    total = _FRAME + side_file_bytes(plan.finetuned, lossless=coder.codec)
+    """What every choice has: tensors that are stored as they are, side files, and the frame of the manifest.
+
+    No artifact has less than this without `unsure_bytes`.
+    """
+    total = _FRAME + unsure_bytes(plan) + side_file_bytes(plan.finetuned, lossless=coder.codec)
+    total += sum(_FILE + len(file.name) for file in plan.finetuned.side_files())
     for tensor in plan.tensors.values():
         if tensor.treatment in ("exact", "added", "identical"):
             outcome = finish_on_disk(plan, tensor, encode_uncalibrated(plan, tensor), coder)
@@ -87,3 +96,8 @@ def fixed_bytes(plan: Plan, coder: Coder) -> int:
         elif tensor.treatment == "alias":
             total += told_of(_record(tensor, Encoded("none", {}, {}), ()))
     return total
+
+
+def unsure_bytes(plan: Plan) -> int:
+    """How much of `fixed_bytes` is an estimate: what a manifest holds that a choice, or a name, may make shorter."""
+    return _NAMES + (_RULES if any(one.treatment == "code" for one in plan.tensors.values()) else 0)
