@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
@@ -173,10 +173,23 @@ class Recipe(BaseModel):
             way_out=f"use {others} for it",
         )
 
-    def matching_none(self, names: Collection[str]) -> list[str]:
-        """Globs of rules that match none of these names: of a recipe that was made for another model, perhaps."""
+    def notes_on(self, names: Collection[str], linears: Mapping[str, str]) -> list[str]:
+        """What looks as if it were made for another model, a line each: globs that match none of the tensors' names,
+        linears that only a rule for everything leaves whole, or out. linears: the codec of each that could be coded.
+        """
         unknown = [one for rule in self.rules for one in rule.globs if one not in names]
-        return [one for one in unknown if not any(fnmatchcase(name, one) for name in names)]
+        lost = [one for one in unknown if not any(fnmatchcase(name, one) for name in names)]
+        told = [(lost, "names of its rules", "match no tensor")]
+        if whole := [name for name, codec in linears.items() if codec in ("exact", "skip")]:
+            some = [rule for rule in self.rules if rule.globs or rule.kind is not None]
+            left = [name for name in whole if not any(rule.matches(name, "linear") for rule in some)]
+            if len(whole) < len(linears):  # a recipe that codes none means it
+                told.append((left, f"of {len(linears)} linear weights", "match only its rule for all: not compressed"))
+        return [
+            f"recipe {self.name}: {len(found)} {what} ({', '.join(found[:3])}{', ...' * (len(found) > 3)}) {how}"
+            for found, what, how in told
+            if found
+        ]
 
     def check_calibration(self, source: object) -> None:
         """Make sure that there is something to calibrate on, where a rule wants it.

@@ -122,11 +122,12 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of the pair, a line each."""
-        notes = list(self.pairing.notes)
+        odd = {*self.unwalked, *self.merged, *self.stacked}
+        able = [one for one in self.tensors.values() if one.treatment in ("code", "exact") and one.name not in odd]
+        able = [one for one in able if one.kind == "linear" and one.pair.info.dtype in FLOATS]
+        codecs = {one.name: one.settings.codec for one in able}
+        notes = [*self.pairing.notes, *self.recipe.notes_on(self.tensors, codecs)]
         whole = Counter(plan.pair.info.dtype for plan in self.tensors.values() if plan.kind in _LARGE)
-        if lost := self.recipe.matching_none(self.tensors):
-            told = f"recipe {self.recipe.name}: {len(lost)} names of its rules"
-            notes.append(f"{told} ({', '.join(lost[:3])}{', ...' * (len(lost) > 3)}) match no tensor")
         kept = (
             (self.unwalked, "linear weights", "do not run once in each forward"),
             (self.merged, "linear weights", "are no modules of transformers' model"),

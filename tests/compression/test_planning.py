@@ -54,6 +54,25 @@ def test_names_of_rules_that_match_nothing_are_told(pair: Pair) -> None:
     assert make_plan(pairing, RECIPE, lambda _: "other").notes == pairing.notes
 
 
+def test_linears_that_only_a_rule_for_everything_matches_are_told(pair: Pair) -> None:
+    """As of a recipe that was made for a model with fewer layers; not those that a rule says to store exactly."""
+    pairing = pair_up(Checkpoint.open(pair.base), Checkpoint.open(pair.finetuned))
+
+    def notes(*rules: dict[str, object]) -> list[str]:
+        recipe = Recipe.parse({"name": "mine", "rules": rules})
+        made = make_plan(pairing, recipe, lambda name: "linear" if "_proj" in name else "other")
+        return [note for note in made.notes if note not in pairing.notes]
+
+    first, rest = {"name": "*.layers.0.*", "codec": "rtn", "bits": 4}, {"codec": "exact"}
+    names = ", ".join(f"model.layers.1.mlp.{one}_proj.weight" for one in ("down", "gate", "up"))
+    told = f"recipe mine: 7 of 14 linear weights ({names}, ...) match only its rule for all: not compressed"
+    assert notes(first, rest) == notes(first, {"codec": "skip"}) == [told]
+    assert notes(first, {"name": "*.layers.1.*", "codec": "exact"}, rest) == []
+    assert notes(first, {"kind": "linear", "codec": "exact"}, rest) == []
+    assert notes({"name": "*embed*", "codec": "rtn", "bits": 4}, rest) == notes(rest) == []
+    assert notes(first, {"codec": "rtn", "bits": 4}) == []
+
+
 def test_a_rule_is_for_any_of_its_names() -> None:
     rules = [{"name": ["a.*", "b"], "codec": "skip"}, {"codec": "exact"}]
     recipe = Recipe.parse({"name": "mine", "rules": rules})
