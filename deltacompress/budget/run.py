@@ -23,6 +23,7 @@ from deltacompress.artifact.outputs import holds_artifact, publish_directory
 from deltacompress.budget.measuring.kept import Tried, kept_path
 from deltacompress.budget.measuring.pair import Surveyed, survey_pair
 from deltacompress.budget.places import attempt_path, check_places, locked, recipe_path
+from deltacompress.budget.prediction.frontier import candidate_notes
 from deltacompress.budget.recipe import as_yaml, recipe_of
 from deltacompress.budget.request import Request
 from deltacompress.budget.result import BudgetResult, Prediction
@@ -173,6 +174,9 @@ def _attempts(
     trial, found = surveyed.trial(job), list[_Attempt]()  # the trial first, if there is one
     while True:
         of = trial if trial is not None and not found else job
+        if of is job and len(found) == (trial is not None):  # known as well as it will be before a compression
+            for note in candidate_notes(target.survey, surveyed.against_base()):
+                reporter.note(note)
         tried = earlier[len(found)] if earlier is not None and len(found) < len(earlier) else None
         one = _attempt(of, target, surveyed, tried, inputs, reporter, resume=earlier is not None, trial=of is trial)
         found.append(one)

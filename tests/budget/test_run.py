@@ -125,6 +125,12 @@ def test_a_quality_is_kept(pair: Pair, tmp_path: Path, ladder: tuple[int, int], 
     assert looser.bytes < result.bytes
 
 
+def test_a_poor_candidate_is_told_as_by_a_prediction(pair: Pair, middle: Whole) -> None:
+    predicted = predict(pair.base, pair.finetuned, calibration=pair.data, samples=8, seq_len=16, device="cpu")
+    assert [note for note in middle.reporter.notes if note in predicted.notes] == list(predicted.notes)
+    assert any("a poor candidate" in note for note in predicted.notes)
+
+
 WAITS = r"; what was measured waits in .*/out\.budget\.json, and is used again with resume=True$"
 
 

@@ -153,6 +153,11 @@ def _said(settings: Any) -> dict[str, Any]:
     return data
 
 
+def candidate_notes(survey: Survey, base: Against) -> list[str]:
+    """What makes a pair a poor candidate, a line each; as Frontier.notes."""
+    return _notes(_points(survey), base, survey.delta_share)
+
+
 def _notes(points: Sequence[Point], base: Against, share: float) -> list[str]:
     notes = []
     if share > _LARGE_DELTA:
