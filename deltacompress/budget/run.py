@@ -20,7 +20,9 @@ from typing import Any
 from deltacompress.arguments import checked
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.outputs import holds_artifact, publish_directory
-from deltacompress.budget.measuring.kept import Tried, kept_path
+from deltacompress.budget.lossless import lossless_job
+from deltacompress.budget.measuring.judge import Judged
+from deltacompress.budget.measuring.kept import Tried, asked_before, check_kept, kept_path
 from deltacompress.budget.measuring.pair import Surveyed, survey_pair
 from deltacompress.budget.places import attempt_path, check_places, locked, recipe_path
 from deltacompress.budget.prediction.frontier import candidate_notes
@@ -110,6 +112,8 @@ def _telling_what_waits(out: Path) -> Iterator[None]:
     except (KeyboardInterrupt, Interrupted) as stop:
         kept = kept_path(out)
         if not kept.exists():
+            if isinstance(stop, Interrupted):  # without loss there are steps, and nothing to measure
+                raise
             raise Interrupted("interrupted before anything was measured: run it again") from stop
         way_out = f"what was measured waits in {kept}: run again with {switch('resume')}"
         raise Interrupted("interrupted, nothing published", way_out=way_out) from stop
@@ -137,6 +141,8 @@ def _run(job: CompressionJob, request: Request, judge: Calibration | None, repor
         reporter.note(
             f"{kept_path(job.out)}: what an earlier run measured is removed; {switch('resume')} would have used it"
         )
+    if (whole := _without_loss(job, request, inputs, reporter)) is not None:
+        return whole
     surveyed = survey_pair(job, inputs, reporter, request=request, judge=judge)
     surveyed_in = time.monotonic() - started
     try:
@@ -151,13 +157,38 @@ def _run(job: CompressionJob, request: Request, judge: Calibration | None, repor
     if made is None:
         resume = surveyed.tried(repr(request)) is not None
         made = _compressed(job, one.recipe, inputs, reporter, resume=resume)
-    write_once(recipe_path(job.out), as_yaml(one.recipe).encode(), replace=True)  # check_places has looked
-    publish_directory(made.out, job.out, replaces=holds_artifact if job.force else None)
-    surveyed.forget()
-    shown = replace(made, out=job.out, summary=load_delta(job.out).summary())
+    shown = _published(job, one.recipe, made)
     seconds = (surveyed_in, 0.0 if trial is None else trial.seconds, time.monotonic() - started)
     first = attempts[0].predicted
     return BudgetResult(request, one.recipe, first, one.predicted, one.tried.judged, shown, len(attempts), *seconds)
+
+
+def _without_loss(job: CompressionJob, request: Request, inputs: Inputs, reporter: Reporter) -> BudgetResult | None:
+    """Every tensor exact, where that is as small as was asked; None: it is not."""
+    started, kept = time.monotonic(), kept_path(job.out)
+    if job.resume and asked_before(kept) == repr(request):
+        return None  # the run that goes on has come to measure
+    found = lossless_job(job, request, inputs)
+    if found is None:
+        return None
+    check_kept(kept)  # in the end it is removed
+    looked, (exact, nbytes) = time.monotonic() - started, found
+    made = _compressed(exact, exact.recipe, inputs, reporter, resume=job.resume and not kept.exists())
+    taken, asked = made.summary["artifact_bytes"], request.bytes(made.summary["finetuned_bytes"])
+    if asked is not None and taken > asked:
+        reporter.note(f"{taken:,} bytes without any loss: more than was asked, so that something is left out")
+        return None
+    shown, predicted, nothing = _published(job, exact.recipe, made), Prediction(nbytes, 0.0), Judged(0.0, 0.0, 0)
+    seconds = looked, 0.0, time.monotonic() - started
+    return BudgetResult(request, exact.recipe, predicted, predicted, nothing, shown, 1, *seconds)
+
+
+def _published(job: CompressionJob, recipe: Recipe, made: CompressResult) -> CompressResult:
+    """The recipe and the artifact in their places; what was measured is of no more use."""
+    write_once(recipe_path(job.out), as_yaml(recipe).encode(), replace=True)  # check_places has looked
+    publish_directory(made.out, job.out, replaces=holds_artifact if job.force else None)
+    kept_path(job.out).unlink(missing_ok=True)
+    return replace(made, out=job.out, summary=load_delta(job.out).summary())
 
 
 def _attempts(

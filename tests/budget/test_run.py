@@ -13,6 +13,7 @@ from pairs import Pair, Recorder, changed, files_of
 from safetensors.torch import load_file
 
 from deltacompress.artifact.delta import load_delta, verify
+from deltacompress.artifact.restoration import restore
 from deltacompress.budget import survey, target
 from deltacompress.budget.measuring import ladder as rows
 from deltacompress.budget.measuring import pair as measuring
@@ -30,6 +31,8 @@ from deltacompress.errors import CalibrationError, InputError, Interrupted, Outp
 from deltacompress.reporter import SILENT
 
 TRIED = 0.67
+GENEROUS = 46_000
+"""More bytes than any choice takes, and fewer than all bits do."""
 
 
 def budget(pair: Pair, out: Path, **options: Any) -> BudgetResult:
@@ -53,7 +56,7 @@ def ladder(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, i
     """Bytes of the smallest and of the largest artifact that a budget makes of the pair."""
     fixed = told(pair, tmp_path_factory.mktemp("fixed") / "out", 1000, "too small: ")
     least = told(pair, tmp_path_factory.mktemp("least") / "out", fixed, "makes it ")
-    most = budget(pair, tmp_path_factory.mktemp("most") / "out", max_size="1GB")
+    most = budget(pair, tmp_path_factory.mktemp("most") / "out", max_size=GENEROUS)
     return least, most.bytes
 
 
@@ -125,6 +128,57 @@ def test_a_quality_is_kept(pair: Pair, tmp_path: Path, ladder: tuple[int, int], 
     assert looser.bytes < result.bytes
 
 
+def test_where_all_bits_fit_none_is_lost(pair: Pair, tmp_path: Path) -> None:
+    """Nothing is measured; the recipe is a recipe as any other. Where they do not fit after all, they are left out."""
+    recorder = Recorder()
+    result = budget(pair, tmp_path / "out", max_size="1GB", reporter=recorder)
+    assert (result.attempts, result.first.kl, result.judged.kl) == (1, 0, 0)
+    assert recorder.notes == []
+    assert "head" not in recorder.steps
+    restore(tmp_path / "out", base=pair.base, out=tmp_path / "restored")
+    assert files_of(tmp_path / "restored") == files_of(pair.finetuned)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml", "restored"]
+    recipe = Recipe.load(tmp_path / "out.recipe.yaml")
+    assert recipe.lossless
+    pair.compress(tmp_path / "again", recipe=recipe, calibration=None, samples=None, seq_len=None)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
+    assert budget(pair, tmp_path / "just", max_size=result.bytes).judged.kl == 0
+    less = budget(pair, tmp_path / "less", max_size=result.bytes - 100, reporter=recorder)
+    assert less.judged.kl > 0
+    assert any("bytes without any loss: more than was asked" in note for note in recorder.notes)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_interrupted_without_loss_or_after_it_goes_on(pair: Pair, tmp_path: Path, fits: bool) -> None:
+    """What was measured for another size is in nobody's way, and is removed with the rest."""
+    whole = budget(pair, tmp_path / "whole", max_size="1GB")
+    asked: int | str = "1GB" if fits else whole.bytes - 100
+    uninterrupted = Recorder()
+    budget(pair, tmp_path / "uninterrupted", max_size=asked, reporter=uninterrupted)
+    stop_at = 5 if fits else len(uninterrupted.steps) - 2
+    waits = r"out\.attempt\.partial: run again with" if fits else r"waits in .*out\.budget\.json"
+    with pytest.raises(Interrupted, match=waits):
+        budget(pair, tmp_path / "out", max_size=asked, reporter=Recorder(stop_at))
+    recorder = Recorder()
+    budget(pair, tmp_path / "out", max_size=asked, resume=True, reporter=recorder)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "uninterrupted")
+    assert any("of an earlier run used again" in note for note in recorder.notes)
+    assert not any("without any loss" in note for note in recorder.notes)
+    assert not list(tmp_path.glob("out.[abp]*"))
+
+
+def test_a_generous_size_after_another_that_was_asked(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        budget(pair, tmp_path / "out", max_kl=1e-12)
+    assert (tmp_path / "out.budget.json").exists()
+    assert budget(pair, tmp_path / "out", max_size="1GB", resume=True).judged.kl == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]
+    (tmp_path / "other.budget.json").write_text("precious")
+    with pytest.raises(OutputError, match="is in the place of what a budget measures"):
+        budget(pair, tmp_path / "other", max_size="1GB", resume=True)
+    assert (tmp_path / "other.budget.json").read_text() == "precious"
+
+
 def test_a_poor_candidate_is_told_as_by_a_prediction(pair: Pair, middle: Whole) -> None:
     predicted = predict(pair.base, pair.finetuned, calibration=pair.data, samples=8, seq_len=16, device="cpu")
     assert [note for note in middle.reporter.notes if note in predicted.notes] == list(predicted.notes)
@@ -183,7 +237,7 @@ def test_an_artifact_that_is_there_is_not_replaced(pair: Pair, tmp_path: Path) -
     pair.compress(tmp_path / "out")
     before = files_of(tmp_path)
     with pytest.raises(OutputError, match=r"out: holds a finished artifact, .* or make it anew with force=True"):
-        budget(pair, tmp_path / "out", max_size="1GB")
+        budget(pair, tmp_path / "out", max_size=GENEROUS)
     assert files_of(tmp_path) == before
 
 
@@ -195,10 +249,10 @@ def test_a_recipe_that_is_there_is_not_replaced_unasked(pair: Pair, tmp_path: Pa
     (tmp_path / "out.candidate" / "mine").touch()
     recorder = Recorder()
     with pytest.raises(OutputError, match=r"recipe\.yaml: exists already; force=True replaces it"):
-        budget(pair, tmp_path / "out", max_size="1GB", reporter=recorder)
+        budget(pair, tmp_path / "out", max_size=GENEROUS, reporter=recorder)
     assert recorder.steps == []
     assert edited.read_text() == "edited"
-    result = budget(pair, tmp_path / "out", max_size="1GB", force=True)
+    result = budget(pair, tmp_path / "out", max_size=GENEROUS, force=True)
     assert Recipe.load(edited) == result.recipe
     assert files_of(tmp_path / "out.candidate") == {"mine": b""}
 
@@ -208,7 +262,7 @@ def test_what_no_budget_made_is_told_before_any_work(pair: Pair, tmp_path: Path)
     (tmp_path / "out.attempt" / "mine").touch()
     recorder = Recorder()
     with pytest.raises(OutputError, match=r"out\.attempt: exists already, and holds mine"):
-        budget(pair, tmp_path / "out", max_size="1GB", force=True, reporter=recorder)
+        budget(pair, tmp_path / "out", max_size=GENEROUS, force=True, reporter=recorder)
     assert recorder.steps == []
 
 
@@ -217,7 +271,7 @@ def test_what_is_in_the_place_of_measurements_is_left_alone(pair: Pair, tmp_path
     other.write_text("precious")
     recorder = Recorder()
     with pytest.raises(OutputError, match=r"budget\.json: is in the place of what a budget measures, .* move it away"):
-        budget(pair, tmp_path / "out", max_size="1GB", force=True, reporter=recorder)
+        budget(pair, tmp_path / "out", max_size=GENEROUS, force=True, reporter=recorder)
     assert recorder.steps == []
     assert other.read_text() == "precious"
 
@@ -239,9 +293,9 @@ def test_all_attempts_miss(
 
 def test_folders_that_are_missing_are_made_and_taken_back(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match="before anything was measured"):
-        budget(pair, tmp_path / "new" / "dir" / "out", max_size="1GB", reporter=Recorder(2))
+        budget(pair, tmp_path / "new" / "dir" / "out", max_size=GENEROUS, reporter=Recorder(2))
     assert list(tmp_path.iterdir()) == []
-    budget(pair, tmp_path / "new" / "dir" / "out", max_size="1GB")
+    budget(pair, tmp_path / "new" / "dir" / "out", max_size=GENEROUS)
     assert sorted(path.name for path in (tmp_path / "new" / "dir").iterdir()) == ["out", "out.recipe.yaml"]
 
 
@@ -279,10 +333,10 @@ def test_a_second_run_is_refused_before_it_measures(pair: Pair, tmp_path: Path) 
         raise KeyboardInterrupt
 
     with pytest.raises(Interrupted, match="before anything was measured"):
-        budget(pair, tmp_path / "out", max_size="1GB", reporter=_Reaching(another))
+        budget(pair, tmp_path / "out", max_size=GENEROUS, reporter=_Reaching(another))
     assert refused.steps == []
     assert list(tmp_path.iterdir()) == []
-    budget(pair, tmp_path / "out", max_size="1GB")
+    budget(pair, tmp_path / "out", max_size=GENEROUS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]
 
 
@@ -292,7 +346,7 @@ def test_what_a_compression_has_left_is_left_alone(pair: Pair, tmp_path: Path) -
         pair.compress(tmp_path / "out", reporter=Recorder(2))
     left = files_of(tmp_path / "out.partial")
     assert left
-    budget(pair, tmp_path / "out", max_size="1GB")
+    budget(pair, tmp_path / "out", max_size=GENEROUS)
     assert files_of(tmp_path / "out.partial") == left
 
 
@@ -301,13 +355,13 @@ def test_where_nothing_can_be_made_is_told_before_anything_is_measured(pair: Pai
     """Though access rights promise it."""
     recorder = Recorder()
     with pytest.raises(OutputError, match=r"^/proc/out\.partial: cannot be written .*; choose another output dir"):
-        budget(pair, Path("/proc/out"), max_size="1GB", reporter=recorder)
+        budget(pair, Path("/proc/out"), max_size=GENEROUS, reporter=recorder)
     assert recorder.steps == []
 
 
 def test_interrupted_while_measuring_nothing_is_left(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match="before anything was measured: run it again"):
-        budget(pair, tmp_path / "out", max_size="1GB", reporter=Recorder(2))
+        budget(pair, tmp_path / "out", max_size=GENEROUS, reporter=Recorder(2))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -519,7 +573,7 @@ def test_a_pair_of_which_only_norms_differ(pair: Pair, tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["gpt2", "gemma2"])
 def test_other_models(make_pair: Callable[..., Pair], tmp_path: Path, architecture: str) -> None:
     """Tied embeddings; linears that lie as [in, out]."""
-    result = budget(make_pair(architecture), tmp_path / "out", max_size="1GB")
+    result = budget(make_pair(architecture), tmp_path / "out", max_size=GENEROUS)
     assert 0 < result.judged.kl < 1
     verify(tmp_path / "out")
 

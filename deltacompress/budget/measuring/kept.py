@@ -92,6 +92,15 @@ def check_kept(path: Path) -> bool:
     return True
 
 
+def asked_before(path: Path) -> str | None:
+    """What a run was asked that has measured something, as far as it can be told."""
+    try:
+        data = json.loads(read_text(path, at_most=_LARGEST))
+        return str(data["asked"])
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return None
+
+
 def kept_path(out: Path) -> Path:
     """Where what was measured for an artifact `out` lies, until that is published."""
     return out.with_name(f"{out.name}.budget.json")

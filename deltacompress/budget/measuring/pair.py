@@ -88,10 +88,6 @@ class Surveyed:
         """For a run that is resumed; raises OutputError."""
         Kept(of=self._identity, survey=self.survey, asked=asked, tried=tuple(tried)).write(self.kept)
 
-    def forget(self) -> None:
-        """What was measured is of no more use."""
-        self.kept.unlink(missing_ok=True)
-
 
 def survey_pair(
     job: CompressionJob,

@@ -15,7 +15,7 @@ from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.estimates import least_seconds, memory
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare
-from deltacompress.compression.before.sizes import MANIFEST_BYTES, Share, shares, total
+from deltacompress.compression.before.sizes import Share, expected_bytes, shares, total
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.made_from import standing
 from deltacompress.compression.run_identity import check_same, identity_file, identity_of
@@ -142,7 +142,6 @@ def _measured(job: CompressionJob, prepared: Prepared, opened: Opened, *, used_a
     finetuned, processes = prepared.plan.finetuned, len(opened.devices)
     found = tuple(shares(prepared.plan, opened.coder))
     side_files = side_file_bytes(finetuned, lossless=opened.coder.codec)
-    expected = total(one.expected_bytes for one in found)
     return CompressionPlan(
         job=job,
         shares=found,
@@ -150,7 +149,7 @@ def _measured(job: CompressionJob, prepared: Prepared, opened: Opened, *, used_a
         side_file_bytes=side_files,
         stored_bytes=total(one.stored_bytes for one in found),
         at_most=any(one.at_most for one in found),
-        expected_bytes=None if expected is None else expected + side_files + MANIFEST_BYTES * len(finetuned.tensors),
+        expected_bytes=expected_bytes(found, side_files, len(finetuned.tensors)),
         calibration_tokens=0 if prepared.tokens is None else prepared.tokens.tokens,
         device=", ".join(map(str, opened.devices)),
         memory=memory(prepared, processes),

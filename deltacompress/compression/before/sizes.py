@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from deltacompress.types import TensorKind
 
 _TENSORS, _WEIGHTS = 4, 1 << 18
 """How many tensors of a kind are sampled, and how many weights of each."""
-MANIFEST_BYTES = 1200
+_MANIFEST = 1200
 """What manifest and headers hold of a tensor, about."""
 
 
@@ -179,7 +179,13 @@ def _rounded(tensor: TensorPlan, few: InMemory, before: InMemory | None) -> Enco
     return rtn.encode_elements(few, before, rounded, tensor.name)
 
 
-def total(values: Iterator[int | None]) -> int | None:
+def total(values: Iterable[int | None]) -> int | None:
     """The sum; None if one of them is not known."""
     found = list(values)
     return None if None in found else sum(one for one in found if one is not None)
+
+
+def expected_bytes(found: Iterable[Share], side_files: int, tensors: int) -> int | None:
+    """Of a whole artifact after the lossless stage, about; None: it is not estimated. side_files: bytes of those."""
+    expected = total(one.expected_bytes for one in found)
+    return None if expected is None else expected + side_files + _MANIFEST * tensors
