@@ -4,6 +4,7 @@ a file of their own.
 
 from __future__ import annotations
 
+import filecmp
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,9 +110,12 @@ def held_back(
 
 
 def _same(one: Calibration, other: Calibration) -> bool:
+    """Whether both are the same records: of files by their bytes, as one may be a copy under another name."""
     if isinstance(one, str | Path) and isinstance(other, str | Path):
         ours, theirs = local_file(str(one), "judge"), local_file(str(other))
-        return str(one) == str(other) or (ours is not None and theirs is not None and ours.samefile(theirs))
+        if ours is None or theirs is None:
+            return str(one) == str(other)
+        return ours.samefile(theirs) or filecmp.cmp(ours, theirs, shallow=False)  # sizes first
     return not isinstance(one, str | Path) and not isinstance(other, str | Path) and list(one) == list(other)
 
 

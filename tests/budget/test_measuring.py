@@ -326,7 +326,7 @@ def test_short_answers_take_more_records_up_to_a_limit() -> None:
 
 
 def test_records_to_judge_by_may_be_others(pair: Pair, tmp_path: Path) -> None:
-    """All of them count, none is what is calibrated on; the same file is refused, under another name too."""
+    """All of them count, none is what is calibrated on; the same file is refused, also a link to it or a copy."""
     opened, enough = Checkpoint.open(pair.finetuned), Enough(10_000, 0, 10_000)
     others = [{"prompt": f"ask {i}", "completion": f"b {i}"} for i in range(FEWEST)]
     found = held_back(opened, pair.data, SPEC, enough, judge=others)
@@ -338,9 +338,13 @@ def test_records_to_judge_by_may_be_others(pair: Pair, tmp_path: Path) -> None:
         held_back(opened, tuple(others), SPEC, enough, judge=list(others))
     link = tmp_path / "same.jsonl"
     link.symlink_to(pair.data)
-    for same in (pair.data, link):
+    copy = shutil.copy(pair.data, tmp_path / "copy.jsonl")
+    for same in (pair.data, link, copy):
         with pytest.raises(CalibrationError, match=r"judge .* is the calibration data"):
             held_back(opened, pair.data, SPEC, enough, judge=same)
+    raw = pair.data.read_bytes()
+    copy.write_bytes(raw.replace(b"w1", b"w2"))  # as long, and other records
+    held_back(opened, pair.data, SPEC, enough, judge=copy)
 
 
 def test_batches_mark_what_is_written() -> None:
