@@ -78,7 +78,9 @@ def test_an_empty_judge_is_told_by_its_own_name(pair: Pair, tmp_path: Path, caps
 
 
 def test_predict(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["analyze", str(pair.base), str(pair.finetuned), "--predict", "--calibration", str(pair.data)]
+    data_file = tmp_path / "data.jsonl"
+    data_file.symlink_to(pair.data)
+    given = ["analyze", str(pair.base), str(pair.finetuned), "--predict", "--calibration", str(data_file)]
     given += ["--samples", "8", "--seq-len", "16", "--device", "cpu", "--out", str(tmp_path / "out"), "--json"]
     assert main(given) == 0
     data = json.loads(capsys.readouterr().out)

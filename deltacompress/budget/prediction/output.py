@@ -17,6 +17,7 @@ from deltacompress.errors import BackendError, switch
 from deltacompress.files.finished import new_output
 from deltacompress.files.hashing import hash_file
 from deltacompress.files.output import make_directory, remove_empty, write_once
+from deltacompress.files.regular import ANYWHERE
 from deltacompress.reporter import Reporter
 
 FIRST, PICTURE = "frontier.json", "frontier.png"
@@ -64,5 +65,5 @@ def _inputs(base: Path, finetuned: Path, given: Mapping[str, Any]) -> dict[str, 
     read: dict[str, Any] = {}
     for name in ("calibration", "judge"):
         data = None if given[name] is None else local_file(str(given[name]), name)
-        read[name] = given[name] if data is None else hash_file(data)[0]
+        read[name] = given[name] if data is None else hash_file(data, links=ANYWHERE)[0]
     return models | dict(given) | read | {"version": __version__}
