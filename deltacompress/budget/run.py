@@ -137,10 +137,6 @@ class _Attempt:
 
 def _run(job: CompressionJob, request: Request, judge: Calibration | None, reporter: Reporter) -> BudgetResult:
     started, inputs = time.monotonic(), Inputs()
-    if not job.resume and kept_path(job.out).exists():
-        reporter.note(
-            f"{kept_path(job.out)}: what an earlier run measured is removed; {switch('resume')} would have used it"
-        )
     if (whole := _without_loss(job, request, inputs, reporter)) is not None:
         return whole
     surveyed = survey_pair(job, inputs, reporter, request=request, judge=judge)

@@ -36,7 +36,7 @@ from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.publication import publish
 from deltacompress.compression.ranks.crew import Crew
 from deltacompress.compression.ranks.steps import LeaderSteps
-from deltacompress.compression.run_identity import identity_of, solver
+from deltacompress.compression.run_identity import identity_file, identity_of, is_same, solver
 from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
 from deltacompress.devices import current, gpu_name, limited_memory
@@ -147,6 +147,7 @@ def _open_workspace(
     earlier, scan = _finished_steps(job.out), prepared.scan
     scan.wait() if earlier or job.resume else scan.check()  # only a sound input may use or remove what is there
     identity, hashed = partial(identity_of, prepared.plan, prepared.tokens, devices, coder), scan.done
+    fits = earlier > 0 and is_same(identity_file(job.out), identity(hashed=hashed))
     work = Workspace.open(
         job.out,
         identity(hashed=hashed),
@@ -157,9 +158,10 @@ def _open_workspace(
     if job.resume or not hashed:
         scan.when_known(lambda: work.identify(identity(hashed=True)))
     if earlier:
-        told = "used again" if job.resume else f"removed; {switch('resume')} would have used them"
-        if job.resume and not _finished_steps(job.out):
-            told = "removed, since no identity.json says what they are of"
+        would = f"removed; {switch('resume')} would have used {'them' if earlier > 1 else 'it'}"
+        told = would if fits else "removed, of other input"
+        if job.resume:
+            told = "used again" if fits else "removed, since no identity.json says what they are of"
         reporter.note(f"{work.path}: {earlier} finished step{'s' * (earlier > 1)} of an earlier run {told}")
     return work
 

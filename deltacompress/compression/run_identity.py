@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,14 @@ def check_same(known: Path, identity: dict[str, Any]) -> None:
             where=known.parent,
             way_out=f"give the same again, {start_over()}",
         )
+
+
+def is_same(known: Path, identity: dict[str, Any]) -> bool:
+    """Whether a run that is resumed would go on with the unfinished one; as check_same, which says why not."""
+    with suppress(InputError):
+        check_same(known, identity)
+        return True
+    return False
 
 
 def _comparable(identity: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:

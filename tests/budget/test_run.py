@@ -390,12 +390,27 @@ def test_what_was_measured_is_of_no_use_for_other_data(pair: Pair, tmp_path: Pat
             InputError, match=rf"budget\.json: {wrong} remove it, or leave out resume=True to start over$"
         ):
             budget(pair, tmp_path / "out", max_size=asked, resume=True)
-    recorder = Recorder()
-    again = budget(pair, tmp_path / "out", max_size=asked, seed=1, reporter=recorder)
-    [note] = [one for one in recorder.notes if "measured is removed" in one]
-    assert note.endswith("out.budget.json: what an earlier run measured is removed; resume=True would have used it")
+    recorder = Recorder(2)
+    with pytest.raises(Interrupted, match="before anything was measured"):
+        budget(pair, tmp_path / "out", max_size=asked, seed=1, reporter=recorder)
+    again = budget(pair, tmp_path / "out", max_size=asked, seed=1)
+    [note] = [one for one in recorder.notes if "earlier run measured" in one]
+    assert note.endswith("out.budget.json: what an earlier run measured is of other input, and is removed")
     whole = budget(pair, tmp_path / "whole", max_size=asked, seed=1)
     assert files_of(again.compressed.out) == files_of(whole.compressed.out)
+
+
+def test_what_was_measured_is_measured_anew_without_resume_and_that_is_told(
+    pair: Pair, tmp_path: Path, ladder: tuple[int, int]
+) -> None:
+    """Also for another size: it is of the pair."""
+    recorder = Recorder(5)
+    with pytest.raises(Interrupted):
+        budget(pair, tmp_path / "out", max_size=ladder[0], reporter=Recorder(5))
+    with pytest.raises(Interrupted):
+        budget(pair, tmp_path / "out", max_size=ladder[1], reporter=recorder)
+    told = "out.budget.json: what an earlier run measured is measured anew; resume=True would have used it"
+    assert any(note.endswith(told) for note in recorder.notes)
 
 
 @pytest.mark.parametrize("stop_at", [5, 7])

@@ -229,17 +229,24 @@ def test_other_options_are_named(pair: Pair, unfinished: Path, tmp_path: Path) -
 
 
 def test_with_and_without_resume_it_says_what_becomes_of_an_earlier_run(pair: Pair, unfinished: Path) -> None:
-    seen = Recorder(0)
-    interrupted(pair, unfinished, recipe="int2", reporter=seen)
+    """That it could have been used, only where that is so."""
+
+    def told(reporter: Recorder) -> str:
+        (note,) = [note for note in reporter.notes if "earlier run" in note]
+        return note.removeprefix(f"{partial(unfinished)}: ")
+
+    of_other = Recorder(0)
+    interrupted(pair, unfinished, recipe="int2", reporter=of_other)
     assert steps_in(unfinished) == ["outer"]
-    (note,) = [note for note in seen.notes if "earlier run" in note]
-    assert (
-        note == f"{partial(unfinished)}: 2 finished steps of an earlier run removed; resume=True would have used them"
-    )
+    assert told(of_other) == "2 finished steps of an earlier run removed, of other input"
+    one, two = Recorder(1), Recorder(0)
+    interrupted(pair, unfinished, recipe="int2", reporter=one)
+    assert told(one) == "1 finished step of an earlier run removed; resume=True would have used it"
+    interrupted(pair, unfinished, recipe="int2", reporter=two)
+    assert told(two) == "2 finished steps of an earlier run removed; resume=True would have used them"
     again = Recorder()
     pair.compress(unfinished, recipe="int2", resume=True, reporter=again)
-    (note,) = [note for note in again.notes if "earlier run" in note]
-    assert note == f"{partial(unfinished)}: 1 finished step of an earlier run used again"
+    assert told(again) == "1 finished step of an earlier run used again"
 
 
 @pytest.mark.parametrize("during", ["open_job", "prepare", "identity_of"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -72,6 +73,13 @@ class Kept(BaseModel):
         except ValidationError as error:
             told = "written by another version of deltacompress, with other fields"
             raise InputError(told, where=path, way_out=start_over()) from error
+
+    @classmethod
+    def fits(cls, path: Path, identity: str) -> bool:
+        """Whether there is something that `read` gives."""
+        with suppress(InputError):
+            return cls.read(path, identity) is not None
+        return False
 
 
 def _checksum(data: dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ from deltacompress.compression.before.prepare import Opened, Prepared, open_job,
 from deltacompress.compression.job import CompressionJob, CompressResult
 from deltacompress.compression.run_identity import identity_of
 from deltacompress.devices import current, limited_memory
+from deltacompress.errors import switch
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import Reporter
 
@@ -123,6 +124,8 @@ def survey_pair(
                 if request is not None:
                     least = fixed - unsure_bytes(prepared.plan)
                     check_size(request, least=least, finetuned=opened.finetuned.nbytes)
+                if kept.exists():
+                    _make_room(kept, identity, reporter)
                 found = _walked(job, inputs, prepared, skeleton, opened, records, rungs, reporter)
                 survey = survey_of(found, finetuned_bytes=opened.finetuned.nbytes, fixed_bytes=fixed)
                 Kept(of=identity, survey=survey).write(kept)
@@ -131,6 +134,16 @@ def survey_pair(
                 reporter.note(f"{kept}: measured by an earlier run, used again")
             by = Judge(skeleton, opened.finetuned, _batches(records, opened.where))
     return Surveyed(survey, opened.base, kept, identity, earlier, opened.where, by, prepared.plan.pairing)
+
+
+def _make_room(kept: Path, identity: str, reporter: Reporter) -> None:
+    """What an earlier run measured stays until this is measured, if whoever interrupts that can go on with it."""
+    if Kept.fits(kept, identity):
+        told = f"is measured anew; {switch('resume')} would have used it"
+    else:
+        told = "is of other input, and is removed"
+        kept.unlink()
+    reporter.note(f"{kept}: what an earlier run measured {told}")
 
 
 def _walked(
