@@ -54,6 +54,25 @@ class _Silent:
 SILENT: Reporter = _Silent()
 
 
+class Named:
+    """A reporter that says of what the work is a part: of which job, say."""
+
+    def __init__(self, outer: Reporter, name: str) -> None:
+        self._outer, self._name = outer, name
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """With the name."""
+        self._outer.phase(self._name + name, total)
+
+    def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None:
+        """As it is: its phase has the name."""
+        self._outer.step(label, loss=loss, memory_bytes=memory_bytes)
+
+    def note(self, message: str) -> None:
+        """With the name."""
+        self._outer.note(self._name + message)
+
+
 class Stopwatch(Protocol):
     """What is told where the time of long work goes; a benchmark brings one."""
 

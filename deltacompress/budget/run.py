@@ -23,7 +23,7 @@ from deltacompress.artifact.outputs import holds_artifact, publish_directory
 from deltacompress.budget.lossless import lossless_job
 from deltacompress.budget.measuring.judge import Judged
 from deltacompress.budget.measuring.kept import Tried, asked_before, check_kept, kept_path
-from deltacompress.budget.measuring.pair import Surveyed, survey_pair
+from deltacompress.budget.measuring.pair import TRIAL, Surveyed, survey_pair
 from deltacompress.budget.places import attempt_path, check_places, locked, recipe_path
 from deltacompress.budget.prediction.frontier import candidate_notes
 from deltacompress.budget.recipe import as_yaml, recipe_of
@@ -38,7 +38,7 @@ from deltacompress.compression.driver import run_job
 from deltacompress.compression.job import CompressionJob, CompressResult
 from deltacompress.errors import CalibrationError, Interrupted, option, switch
 from deltacompress.files.output import write_once
-from deltacompress.reporter import SILENT, Reporter
+from deltacompress.reporter import SILENT, Named, Reporter
 
 ATTEMPTS = 3
 
@@ -205,7 +205,8 @@ def _attempts(
             for note in candidate_notes(target.survey, surveyed.against_base()):
                 reporter.note(note)
         tried = earlier[len(found)] if earlier is not None and len(found) < len(earlier) else None
-        one = _attempt(of, target, surveyed, tried, inputs, reporter, resume=earlier is not None, trial=of is trial)
+        told = Named(reporter, TRIAL) if of is trial else reporter
+        one = _attempt(of, target, surveyed, tried, inputs, told, resume=earlier is not None, trial=of is trial)
         found.append(one)
         if tried is None:
             surveyed.keep(asked, [one.tried for one in found])

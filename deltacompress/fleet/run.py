@@ -17,7 +17,7 @@ from deltacompress.fleet.check import check_early, check_whole
 from deltacompress.fleet.jobs_file import Fleet
 from deltacompress.fleet.result import FleetResult
 from deltacompress.fleet.state import JobState
-from deltacompress.reporter import SILENT, Reporter
+from deltacompress.reporter import SILENT, Named, Reporter
 
 if TYPE_CHECKING:
     from deltacompress.compression.before.dry_run import CompressionPlan
@@ -102,25 +102,6 @@ def _one_by_one(fleet: Fleet, inputs: Inputs, reporter: Reporter) -> Generator[J
     from deltacompress.fleet.work import do_job
 
     for i, one in enumerate(fleet.jobs):
-        state = do_job(one, fleet.zoo, inputs, _Named(reporter, f"{i + 1}/{len(fleet.jobs)} {one.label}: "))
+        state = do_job(one, fleet.zoo, inputs, Named(reporter, f"{i + 1}/{len(fleet.jobs)} {one.label}: "))
         state.note_failure(reporter)
         yield state
-
-
-class _Named:
-    """A reporter that says which job it is about."""
-
-    def __init__(self, outer: Reporter, name: str) -> None:
-        self._outer, self._name = outer, name
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        """With the job's name."""
-        self._outer.phase(self._name + name, total)
-
-    def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None:
-        """As it is: its phase has the name."""
-        self._outer.step(label, loss=loss, memory_bytes=memory_bytes)
-
-    def note(self, message: str) -> None:
-        """With the job's name."""
-        self._outer.note(self._name + message)

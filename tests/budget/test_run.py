@@ -489,8 +489,11 @@ def test_a_choice_is_tried_on_few_sequences_and_corrected(
         return one
 
     monkeypatch.setattr(Judge, "judge", judged)
-    asked = sum(ladder) // 2
-    result = budget(pair, tmp_path / "out", max_size=asked)
+    asked, phases = sum(ladder) // 2, list[str]()
+    recorder = Recorder()
+    monkeypatch.setattr(recorder, "phase", lambda name, total=None: phases.append(name))
+    result = budget(pair, tmp_path / "out", max_size=asked, reporter=recorder)
+    assert phases[:4] == ["measuring", "trial: compressing", "gradients", "compressing"]
     trial, *attempts = found
     assert (trial[0].calibration.samples, attempts[0][0].calibration.samples) == (2, 8)
     assert [{getattr(rule, "fisher", False) for rule in one[0].rules} for one in (trial, attempts[0])] == [

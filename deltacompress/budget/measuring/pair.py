@@ -38,6 +38,8 @@ PROBED, WHOLE, JUDGED = Enough(512, 64, 1024), Enough(1024, 128, 2048), Enough(8
 _SAMPLES_SHARE, _LEAST_TOKENS = 16, 4096
 """Of the calibration sequences one in so many gives the Hessians of the rungs, and is what the first choice is tried
 on, and no fewer than these tokens."""
+TRIAL = "trial: "
+"""Before all that is told of one: it compresses, too."""
 _BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 """Of records that run at once, about: small batches have little to fill up, and a GPU waits for launches."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from deltacompress.arguments import checked
 from deltacompress.budget.choice import cheapest
 from deltacompress.budget.measuring.judge import Against
-from deltacompress.budget.measuring.pair import Surveyed, survey_pair
+from deltacompress.budget.measuring.pair import TRIAL, Surveyed, survey_pair
 from deltacompress.budget.recipe import recipe_of
 from deltacompress.budget.rungs import CALIBRATED, OF_SHIPPED, RUNGS, template
 from deltacompress.budget.survey import Survey
@@ -20,7 +20,7 @@ from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.driver import run_job
 from deltacompress.compression.job import CompressionJob
-from deltacompress.reporter import SILENT, Reporter
+from deltacompress.reporter import SILENT, Named, Reporter
 
 POINTS = 24
 SHIPPED = ("int2-24", "int2", "int4-24", "int4", "storage", "storage-small")
@@ -110,7 +110,8 @@ def _with_trial(job: CompressionJob, surveyed: Surveyed, inputs: Inputs, reporte
     picks = cheapest(survey.rungs, round(math.sqrt(math.prod(_ends(survey)))))
     assert picks is not None
     recipe = recipe_of("trial", "", survey.chosen(picks, trial=True), trial.calibration_spec)
-    tried = surveyed.tried_as(run_job(trial.model_copy(update={"recipe": recipe}), reporter, inputs, look=False))
+    told = Named(reporter, TRIAL)
+    tried = surveyed.tried_as(run_job(trial.model_copy(update={"recipe": recipe}), told, inputs, look=False))
     return survey.corrected(picks, tried.bytes, tried.groups, tried.judged.kl * survey.after_trial(picks))
 
 
