@@ -4,7 +4,7 @@
     -> compress by the recipe -> measure size and KL -> again, if they miss
 
 Nothing takes the name OUT before it is what was asked: until then it is OUT.attempt. What was measured lies in
-OUT.budget.json, for `resume`; the recipe in OUT.recipe.yaml.
+OUT.budget.json, for `resume`; the recipe in OUT.recipe.yaml. A size that all bits fit takes none of this.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def compress_to(
     reporter: Reporter | None = None,
 ) -> BudgetResult:
     """Compress `finetuned` into the artifact directory `out`, by the recipe that is best known for a size or a quality.
+    Of a size that all bits fit, none is lost.
 
     Args:
         target_ratio: how many times smaller than the fine-tuned checkpoint the whole artifact is to be, at least.
