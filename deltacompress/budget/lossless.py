@@ -5,6 +5,7 @@ from __future__ import annotations
 from deltacompress.budget.recipe import recipe_of
 from deltacompress.budget.request import Request
 from deltacompress.checkpoints.pairing import pair
+from deltacompress.codecs.recipe import CalibrationSpec
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.before.prepare import kind_of, open_job
 from deltacompress.compression.before.sizes import expected_bytes, shares
@@ -14,7 +15,7 @@ from deltacompress.compression.side_files import side_file_bytes
 from deltacompress.reporter import SILENT
 
 _LEAST = 0.8
-"""Of what is estimated, the size from which on it is tried: estimates are above what comes of it, by a few per cent."""
+"""Of what is estimated, the size from which on it is tried: a small model's manifest is estimated too high."""
 
 
 def lossless_job(job: CompressionJob, request: Request, inputs: Inputs) -> tuple[CompressionJob, int] | None:
@@ -24,16 +25,16 @@ def lossless_job(job: CompressionJob, request: Request, inputs: Inputs) -> tuple
     Raises:
         InputError: as compress.
     """
+    if request.kl is not None:
+        return None
     told = "Every bit is restored: the size that was asked is enough for that."
-    recipe = recipe_of(f"budget {request}", told, [], job.calibration_spec)
+    recipe = recipe_of("budget without loss", told, [], CalibrationSpec())  # whatever the size: a run may be resumed
     unused = {"calibration": None, "samples": None, "seq_len": None, "seed": None}
     exact = job.model_copy(update={"recipe": recipe, "devices": job.devices and job.devices[:1], **unused})
     opened = open_job(exact, inputs, SILENT)
-    asked = request.bytes(opened.finetuned.nbytes)
-    if asked is None:
-        return None
     plan = make_plan(pair(opened.base, opened.finetuned), recipe, kind_of(None))
     side_files = side_file_bytes(opened.finetuned, lossless=opened.coder.codec)
     nbytes = expected_bytes(shares(plan, opened.coder), side_files, len(plan.tensors))
     assert nbytes is not None  # exact tensors can be sampled
-    return (exact, nbytes) if asked >= _LEAST * nbytes else None
+    asked = request.bytes(opened.finetuned.nbytes)
+    return (exact, nbytes) if asked is not None and asked >= _LEAST * nbytes else None

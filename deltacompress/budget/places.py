@@ -11,8 +11,9 @@ from deltacompress.artifact.outputs import check_free, holds_artifact
 from deltacompress.budget.measuring.kept import check_kept, kept_path
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.run_identity import identity_file
+from deltacompress.compression.workspace import check_partial, lock_place
 from deltacompress.errors import OutputError, option, switch
-from deltacompress.files.output import make_directory, output_errors, remove_empty, take_lock
+from deltacompress.files.output import make_directory, output_errors, remove_empty
 from deltacompress.files.regular import stat_regular
 
 
@@ -37,8 +38,13 @@ def check_places(job: CompressionJob) -> None:
         raise OutputError("holds a finished artifact, which is not used again", where=job.out, way_out=way_out)
     check_free(job.out, replaces=holds_artifact if job.force else None)
     check_free(attempt_path(job.out), replaces=holds_artifact)
-    if not job.resume:  # else it is read, and damage told
-        check_kept(kept_path(job.out))
+    check_partial(identity_file(attempt_path(job.out)).parent)
+    kept = kept_path(job.out)
+    if not job.resume:
+        check_kept(kept)
+    elif os.path.lexists(kept):  # it is read, and damage told
+        with output_errors(kept, "name"):
+            stat_regular(kept)
     recipe = recipe_path(job.out)
     with output_errors(recipe, "name"):
         if os.path.lexists(recipe):
@@ -58,11 +64,7 @@ def locked(out: Path) -> Iterator[None]:
     """
     place = identity_file(out).parent
     made = make_directory(place)
-    try:
-        lock = take_lock(place)
-    except BaseException:
-        remove_empty(made)
-        raise
+    lock = lock_place(place)  # of another run: what is made of the way to it is that run's, too
     try:
         yield
     finally:

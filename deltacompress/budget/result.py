@@ -45,7 +45,7 @@ class BudgetResult:
         return int(self.compressed.summary["artifact_bytes"])
 
     def rows(self) -> list[dict[str, Any]]:
-        """A line each for what was asked, predicted and reached."""
+        """A line each for what was asked, predicted (of the recipe that was chosen at last, too) and reached."""
         finetuned = self.compressed.summary["finetuned_bytes"]
         size = self.request.bytes(finetuned)
 
@@ -53,9 +53,11 @@ class BudgetResult:
             ratio = None if nbytes is None else finetuned / nbytes
             return {"budget": what, "bytes": nbytes, "ratio": ratio, "kl": kl}
 
+        again = [] if self.predicted == self.first else [self.predicted]
         return [
             row("asked", size, self.request.kl),
             row("predicted", self.first.bytes, self.first.kl),
+            *(row("predicted again", one.bytes, one.kl) for one in again),
             row("reached", self.bytes, self.judged.kl),
         ]
 

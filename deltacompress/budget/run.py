@@ -4,7 +4,7 @@
     -> compress by the recipe -> measure size and KL -> again, if they miss
 
 Nothing takes the name OUT before it is what was asked: until then it is OUT.attempt. What was measured lies in
-OUT.budget.json, for `resume`; the recipe in OUT.recipe.yaml. A size that all bits fit takes none of this.
+OUT.budget.json, for `resume`; the recipe in OUT.recipe.yaml. For a size that all bits fit nothing is measured.
 """
 
 from __future__ import annotations
@@ -99,10 +99,9 @@ def compress_to(
         resume=resume,
         force=force,
     )
-    with _telling_what_waits(job.out):
+    with _telling_what_waits(job.out), locked(job.out):
         check_places(job)
-        with locked(job.out):
-            return _run(job, request, judge, reporter or SILENT)
+        return _run(job, request, judge, reporter or SILENT)
 
 
 @contextmanager
@@ -170,11 +169,14 @@ def _without_loss(job: CompressionJob, request: Request, inputs: Inputs, reporte
         return None
     check_kept(kept)  # in the end it is removed
     looked, (exact, nbytes) = time.monotonic() - started, found
-    made = _compressed(exact, exact.recipe, inputs, reporter, resume=job.resume and not kept.exists())
+    told = Named(reporter, "without loss: ")
+    made = _compressed(exact, exact.recipe, inputs, told, resume=job.resume and not kept.exists())
     taken, asked = made.summary["artifact_bytes"], request.bytes(made.summary["finetuned_bytes"])
     if asked is not None and taken > asked:
+        shutil.rmtree(made.out, ignore_errors=True)  # it is of no more use
         reporter.note(f"{taken:,} bytes without any loss: more than was asked, so that something is left out")
         return None
+    reporter.note(f"{taken:,} bytes without any loss: as small as was asked, so that nothing is measured or judged")
     shown, predicted, nothing = _published(job, exact.recipe, made), Prediction(nbytes, 0.0), Judged(0.0, 0.0, 0)
     seconds = looked, 0.0, time.monotonic() - started
     return BudgetResult(request, exact.recipe, predicted, predicted, nothing, shown, 1, *seconds)

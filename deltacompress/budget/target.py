@@ -96,7 +96,7 @@ class Target:
             raise UnreachedError(
                 f"{told}, at {self._told_size(best)}",
                 where=self.request.told,
-                way_out=f"use {enough} or more, which leaves a margin, or a recipe",
+                way_out=f"use {enough} or more, which leaves a margin, or the recipe lossless",
             )
         return picks
 

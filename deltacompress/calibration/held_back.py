@@ -4,18 +4,19 @@ a file of their own.
 
 from __future__ import annotations
 
-import filecmp
+import hashlib
+import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from deltacompress.calibration.data import check_counts, longest_record, positions_of
 from deltacompress.calibration.packing import encode_marked
-from deltacompress.calibration.sources import Calibration, local_file, name_of, open_source
+from deltacompress.calibration.records import Record, RecordSource
+from deltacompress.calibration.sources import Calibration, name_of, open_source
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import CalibrationSpec
 from deltacompress.errors import CalibrationError, option
@@ -69,12 +70,15 @@ def held_back(
     Raises:
         CalibrationError: fewer than FEWEST records; `judge` is what is calibrated on; as load_calibration.
     """
-    if judge is not None and _same(judge, source):
-        told = "is the calibration data, by which nothing can be judged"
-        raise CalibrationError(told, where=f"{option('judge')} {name_of(judge)}", way_out="give other records, or none")
     positions = positions_of(finetuned)
     check_counts(spec.samples, spec.seq_len, spec.seed, positions)
-    opened = open_source(source) if judge is None else open_source(judge, asked="judge")
+    opened = open_source(source)
+    if judge is not None:
+        opened, calibration = open_source(judge, asked="judge"), opened
+        if _is_of(opened, calibration):
+            told = "is calibration data, by which nothing can be judged"
+            where = f"{option('judge')} {name_of(judge)}"
+            raise CalibrationError(told, where=where, way_out="give other records, or none")
     tokenizer = load_tokenizer(finetuned.path)
     longest = longest_record(tokenizer, positions)  # as calibration cuts, so that its records are counted alike
     records = encode_marked(opened.shuffled(spec.seed), opened.format, tokenizer, max_record_tokens=longest)
@@ -109,14 +113,16 @@ def held_back(
     return found
 
 
-def _same(one: Calibration, other: Calibration) -> bool:
-    """Whether both are the same records: of files by their bytes, as one may be a copy under another name."""
-    if isinstance(one, str | Path) and isinstance(other, str | Path):
-        ours, theirs = local_file(str(one), "judge"), local_file(str(other))
-        if ours is None or theirs is None:
-            return str(one) == str(other)
-        return ours.samefile(theirs) or filecmp.cmp(ours, theirs, shallow=False)  # sizes first
-    return not isinstance(one, str | Path) and not isinstance(other, str | Path) and list(one) == list(other)
+def _is_of(judge: RecordSource, source: RecordSource) -> bool:
+    """Whether all records of the one are of the other, too: a copy of it, a part, or the same in another order."""
+    known = {_spelled(record) for record in source.shuffled(0)}
+    return all(_spelled(record) in known for record in judge.shuffled(0))
+
+
+def _spelled(record: Record) -> bytes:
+    return hashlib.blake2b(
+        json.dumps(dict(record.fields), sort_keys=True, default=str).encode(), digest_size=16
+    ).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ class Recipe(BaseModel):
 
     def notes_on(self, names: Collection[str], linears: Mapping[str, str]) -> list[str]:
         """What looks as if it were made for another model, a line each: globs that match none of the tensors' names,
-        linears that only a rule for everything leaves whole, or out. linears: the codec of each that could be coded.
+        linears that only a rule for everything leaves exact, or out. linears: the codec of each that could be coded.
         """
         unknown = [one for rule in self.rules for one in rule.globs if one not in names]
         lost = [one for one in unknown if not any(fnmatchcase(name, one) for name in names)]
@@ -184,7 +184,8 @@ class Recipe(BaseModel):
             some = [rule for rule in self.rules if rule.globs or rule.kind is not None]
             left = [name for name in whole if not any(rule.matches(name, "linear") for rule in some)]
             if len(whole) < len(linears):  # a recipe that codes none means it
-                told.append((left, f"of {len(linears)} linear weights", "match only its rule for all: not compressed"))
+                how = "match only its rule for all, which codes none"
+                told.append((left, f"of {len(linears)} linear weights", how))
         return [
             f"recipe {self.name}: {len(found)} {what} ({', '.join(found[:3])}{', ...' * (len(found) > 3)}) {how}"
             for found, what, how in told

@@ -159,7 +159,7 @@ def _open_workspace(
         scan.when_known(lambda: work.identify(identity(hashed=True)))
     if earlier:
         would = f"removed; {switch('resume')} would have used {'them' if earlier > 1 else 'it'}"
-        told = would if fits else "removed, of other input"
+        told = would if fits else "removed, of no use to this one"
         if job.resume:
             told = "used again" if fits else "removed, since no identity.json says what they are of"
         reporter.note(f"{work.path}: {earlier} finished step{'s' * (earlier > 1)} of an earlier run {told}")

@@ -87,7 +87,7 @@ class Workspace:
         path = identity_file(out).parent
         made = make_directory(path)
         try:
-            work = cls(out, path, _locked(path), made)
+            work = cls(out, path, lock_place(path), made)
         except BaseException:
             remove_empty(made)
             raise
@@ -98,7 +98,7 @@ class Workspace:
     def _settle(self, identity: dict[str, Any], resume: bool) -> None:
         known = identity_file(self.out)
         try:
-            there = self._only_ours()
+            there = _only_ours(self.path)
             if resume and known.is_file():
                 check_same(known, identity)
                 return
@@ -117,15 +117,6 @@ class Workspace:
     def identify(self, identity: dict[str, Any]) -> None:
         """Say what run this is of, in place of what was said."""
         self._put(IDENTITY, [spelled(identity).encode()])
-
-    def _only_ours(self) -> list[Path]:
-        """What is there, if all of it is a run's: in the end it is removed, and nobody else's may be."""
-        with output_errors(self.path):
-            there = list(self.path.iterdir())
-        for name in sorted(found.name for found in there if not _OURS.fullmatch(found.name)):
-            way_out = f"move it or choose another {option('out')}"
-            raise OutputError(f"holds {name}, no work of a run", where=self.path, way_out=way_out)
-        return there
 
     def _put(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write one file durably, whole or not at all."""
@@ -288,10 +279,36 @@ def _info(name: str, part: Tensor) -> TensorInfo:
     return TensorInfo(name, DTYPE_NAMES[part.dtype], tuple(part.shape), part.nbytes)
 
 
-def _locked(path: Path) -> int:
+def lock_place(path: Path) -> int:
+    """As take_lock, of a directory that is no link to another place."""
+    _check_no_link(path)
+    return take_lock(path)
+
+
+def check_partial(path: Path) -> None:
+    """Make sure, before any work, that a run can have the directory `path`, or go on with what is there.
+
+    Raises:
+        OutputError: something else is there.
+    """
+    _check_no_link(path)
+    if path.exists():
+        _only_ours(path)
+
+
+def _check_no_link(path: Path) -> None:
     if path.is_symlink():
         raise OutputError("is a symbolic link, and a run needs a directory there", where=path, way_out="remove it")
-    return take_lock(path)
+
+
+def _only_ours(path: Path) -> list[Path]:
+    """What is there, if all of it is a run's: in the end it is removed, and nobody else's may be."""
+    with output_errors(path):
+        there = list(path.iterdir())
+    for name in sorted(found.name for found in there if not _OURS.fullmatch(found.name)):
+        way_out = f"move it or choose another {option('out')}"
+        raise OutputError(f"holds {name}, no work of a run", where=path, way_out=way_out)
+    return there
 
 
 def _digest(step: str, records: str) -> str:

@@ -129,7 +129,7 @@ def take_lock(path: Path) -> int:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with output_errors(path):
-            mine = try_lock(lock)
+            mine = try_lock(lock) and os.path.samestat(os.fstat(lock), os.stat(path))  # else whoever had it removed it
         if not mine:
             way_out = f"wait for it or choose another {option('out')}"
             raise OutputError("another run is writing there", where=path, way_out=way_out)

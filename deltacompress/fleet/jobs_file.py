@@ -25,7 +25,10 @@ from deltacompress.files.strict_yaml import Lines, read_yaml_with_lines
 DOCS = "docs/cli.md"
 
 
-_UNKNOWN = {"devices": "is for one model, not for a jobs file: each of its workers has one GPU"}
+_UNKNOWN = {"devices": "is for one model, not for a jobs file: each of its workers has one GPU"} | dict.fromkeys(
+    ("target_ratio", "max_size", "max_kl", "judge"),
+    "is for one model, not for a jobs file: compress one by it, and give its OUT.recipe.yaml as recipe",
+)
 """What is said of keys that are options of `compress` and no keys of a jobs file."""
 
 

@@ -201,6 +201,7 @@ def factorize(hessian: Tensor, *, damp_fraction: float, where: str, with_root: b
             )
         if factorized:
             return Factor(upper, fraction, root if with_root else None)
+        del root, upper, found  # before as much is made again
     raise NumericsError(
         f"the Hessian has no Cholesky factor even with damp_fraction {fraction:g}",
         where=where,

@@ -56,10 +56,11 @@ def _pause() -> bool:
 
 
 def _spare() -> bool:
+    if gc.get_freeze_count() > len(gc.get_objects()):  # whoever did that ends it; Python itself spares a little
+        return False
     gc.collect()
-    before = gc.get_freeze_count()
     gc.freeze()
-    return 2 * before < gc.get_freeze_count()  # who had spared most of it keeps it so; Python itself spares a little
+    return True
 
 
 _paused, _spared = _Overlapping(_pause, gc.enable), _Overlapping(_spare, gc.unfreeze)

@@ -326,7 +326,9 @@ def test_short_answers_take_more_records_up_to_a_limit() -> None:
 
 
 def test_records_to_judge_by_may_be_others(pair: Pair, tmp_path: Path) -> None:
-    """All of them count, none is what is calibrated on; the same file is refused, also a link to it or a copy."""
+    """All of them count, none is what is calibrated on; the same file is refused, also a link to it, a copy,
+    one in another order, and a part.
+    """
     opened, enough = Checkpoint.open(pair.finetuned), Enough(10_000, 0, 10_000)
     others = [{"prompt": f"ask {i}", "completion": f"b {i}"} for i in range(FEWEST)]
     found = held_back(opened, pair.data, SPEC, enough, judge=others)
@@ -334,13 +336,17 @@ def test_records_to_judge_by_may_be_others(pair: Pair, tmp_path: Path) -> None:
     assert all(given > 1 for _, given in found)
     with pytest.raises(CalibrationError, match=f"judge .*: {FEWEST - 1} records to judge by; give at least {FEWEST}"):
         held_back(opened, pair.data, SPEC, enough, judge=others[1:])
-    with pytest.raises(CalibrationError, match=r"judge .* is the calibration data"):
+    with pytest.raises(CalibrationError, match=r"judge .* is calibration data"):
         held_back(opened, tuple(others), SPEC, enough, judge=list(others))
     link = tmp_path / "same.jsonl"
     link.symlink_to(pair.data)
     copy = shutil.copy(pair.data, tmp_path / "copy.jsonl")
-    for same in (pair.data, link, copy):
-        with pytest.raises(CalibrationError, match=r"judge .* is the calibration data"):
+    lines = pair.data.read_text().splitlines(keepends=True)
+    turned, part = tmp_path / "turned.jsonl", tmp_path / "part.jsonl"
+    turned.write_text("".join(reversed(lines)))
+    part.write_text("".join(lines[3:]))
+    for same in (pair.data, link, copy, turned, part):
+        with pytest.raises(CalibrationError, match=r"judge .* is calibration data"):
             held_back(opened, pair.data, SPEC, enough, judge=same)
     raw = pair.data.read_bytes()
     copy.write_bytes(raw.replace(b"w1", b"w2"))  # as long, and other records

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pairs import Pair, Recorder, changed, files_of
+from pairs import Pair, Recorder, changed, files_of, remove
 from safetensors.torch import load_file
 
 from deltacompress.artifact.delta import load_delta, verify
@@ -133,7 +134,8 @@ def test_where_all_bits_fit_none_is_lost(pair: Pair, tmp_path: Path) -> None:
     recorder = Recorder()
     result = budget(pair, tmp_path / "out", max_size="1GB", reporter=recorder)
     assert (result.attempts, result.first.kl, result.judged.kl) == (1, 0, 0)
-    assert recorder.notes == []
+    told = f"{result.bytes:,} bytes without any loss: as small as was asked, so that nothing is measured or judged"
+    assert recorder.notes == [told]
     assert "head" not in recorder.steps
     restore(tmp_path / "out", base=pair.base, out=tmp_path / "restored")
     assert files_of(tmp_path / "restored") == files_of(pair.finetuned)
@@ -163,8 +165,35 @@ def test_interrupted_without_loss_or_after_it_goes_on(pair: Pair, tmp_path: Path
     budget(pair, tmp_path / "out", max_size=asked, resume=True, reporter=recorder)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "uninterrupted")
     assert any("of an earlier run used again" in note for note in recorder.notes)
-    assert not any("without any loss" in note for note in recorder.notes)
+    assert not any("more than was asked" in note for note in recorder.notes)
     assert not list(tmp_path.glob("out.[abp]*"))
+
+
+def test_interrupted_without_loss_another_size_goes_on(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        budget(pair, tmp_path / "out", max_size="1GB", reporter=Recorder(5))
+    recorder = Recorder()
+    budget(pair, tmp_path / "out", max_size="900MB", seed=3, resume=True, reporter=recorder)
+    assert any("of an earlier run used again" in note for note in recorder.notes)
+
+
+def test_interrupted_before_the_judge_bits_that_did_not_fit_are_not_tried_again(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do they lie about meanwhile."""
+    asked = budget(pair, tmp_path / "whole", max_size="1GB").bytes - 100
+
+    def stopped(*_: Any) -> None:
+        assert not (tmp_path / "out.attempt").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("deltacompress.budget.measuring.pair.Judge", stopped)
+    with pytest.raises(Interrupted):
+        budget(pair, tmp_path / "out", max_size=asked)
+    monkeypatch.undo()
+    recorder = Recorder()
+    budget(pair, tmp_path / "out", max_size=asked, resume=True, reporter=recorder)
+    assert not any("without any loss" in note for note in recorder.notes)
 
 
 def test_a_generous_size_after_another_that_was_asked(pair: Pair, tmp_path: Path) -> None:
@@ -264,6 +293,29 @@ def test_what_no_budget_made_is_told_before_any_work(pair: Pair, tmp_path: Path)
     with pytest.raises(OutputError, match=r"out\.attempt: exists already, and holds mine"):
         budget(pair, tmp_path / "out", max_size=GENEROUS, force=True, reporter=recorder)
     assert recorder.steps == []
+
+
+def test_what_is_in_the_place_of_unfinished_work_is_told_before_any(pair: Pair, tmp_path: Path) -> None:
+    """Of an attempt, too; and what is read to resume must be a file."""
+    place, recorder = tmp_path / "out.attempt.partial", Recorder()
+
+    def refused(told: str, *, resume: bool = False) -> None:
+        with pytest.raises(OutputError, match=told):
+            budget(pair, tmp_path / "out", max_size=GENEROUS, resume=resume, reporter=recorder)
+        assert (recorder.steps, recorder.notes) == ([], [])
+
+    place.symlink_to(tmp_path)
+    refused(r"out\.attempt\.partial: is a symbolic link")
+    place.unlink()
+    os.mkfifo(place)
+    refused(r"out\.attempt\.partial: ")
+    place.unlink()
+    place.mkdir()
+    (place / "thesis.txt").touch()
+    refused(r"out\.attempt\.partial: holds thesis\.txt, no work of a run")
+    remove(place)
+    (tmp_path / "out.budget.json").mkdir()
+    refused(r"out\.budget\.json: .* a directory", resume=True)
 
 
 def test_what_is_in_the_place_of_measurements_is_left_alone(pair: Pair, tmp_path: Path) -> None:
@@ -395,7 +447,7 @@ def test_what_was_measured_is_of_no_use_for_other_data(pair: Pair, tmp_path: Pat
         budget(pair, tmp_path / "out", max_size=asked, seed=1, reporter=recorder)
     again = budget(pair, tmp_path / "out", max_size=asked, seed=1)
     [note] = [one for one in recorder.notes if "earlier run measured" in one]
-    assert note.endswith("out.budget.json: what an earlier run measured is of other input, and is removed")
+    assert note.endswith("out.budget.json: what an earlier run measured is of no use to this one, and is removed")
     whole = budget(pair, tmp_path / "whole", max_size=asked, seed=1)
     assert files_of(again.compressed.out) == files_of(whole.compressed.out)
 
@@ -435,6 +487,8 @@ def test_interrupted_in_any_attempt_it_goes_on(pair: Pair, tmp_path: Path, thric
     assert (tmp_path / "out.recipe.yaml").read_bytes() == thrice.out.with_name("out.recipe.yaml").read_bytes()
     assert (result.judged, result.first, result.predicted) == (whole.judged, whole.first, whole.predicted)
     assert result.attempts == whole.attempts == 3
+    assert [row["budget"] for row in result.rows()] == ["asked", "predicted", "predicted again", "reached"]
+    assert result.rows()[2]["kl"] == result.predicted.kl
     begun = (stop_at - 4) // 8 * 8 + 4  # the first step of that attempt: eight each, after measuring's four
     assert recorder.steps == thrice.reporter.steps[begun:]
     assert not list(tmp_path.glob("out.[abp]*"))

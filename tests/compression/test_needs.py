@@ -112,15 +112,17 @@ def test_what_recipes_take_besides() -> None:
     [
         ([True], []),
         ([False, True], ["captured"]),
-        ([False, False, True], ["captured", "kept", "kept"]),
-        ([False] * 3, ["captured", "kept", "kept", "waiting", "waiting"]),
+        ([False, False, True], ["captured", "captures"]),
+        ([False] * 3 + [True], ["captured", "captures", "kept", "kept"]),
+        ([False] * 4, ["captured", "captures", "kept", "kept", "waiting", "waiting"]),
     ],
 )
 def test_what_waits_is_given_back_where_there_is_too_little(
     answers: list[bool], wanted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr(needs, "give_up", lambda: done.append("captured"))
+    monkeypatch.setattr(needs, "forget", lambda: done.append("captured"))
+    monkeypatch.setattr(needs, "give_up", lambda: done.append("captures"))
     monkeypatch.setattr(LayerTurns, "forget_kept", lambda _turns: done.append("kept"))
     monkeypatch.setattr(LayerTurns, "begin_all_anew", lambda _turns: done.append("waiting"))
     monkeypatch.setattr(Room, "has", lambda _room, nbytes: nbytes == 700 and answers.pop(0))

@@ -65,7 +65,7 @@ def test_linears_that_only_a_rule_for_everything_matches_are_told(pair: Pair) ->
 
     first, rest = {"name": "*.layers.0.*", "codec": "rtn", "bits": 4}, {"codec": "exact"}
     names = ", ".join(f"model.layers.1.mlp.{one}_proj.weight" for one in ("down", "gate", "up"))
-    told = f"recipe mine: 7 of 14 linear weights ({names}, ...) match only its rule for all: not compressed"
+    told = f"recipe mine: 7 of 14 linear weights ({names}, ...) match only its rule for all, which codes none"
     assert notes(first, rest) == notes(first, {"codec": "skip"}) == [told]
     assert notes(first, {"name": "*.layers.1.*", "codec": "exact"}, rest) == []
     assert notes(first, {"kind": "linear", "codec": "exact"}, rest) == []

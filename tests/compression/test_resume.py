@@ -238,7 +238,7 @@ def test_with_and_without_resume_it_says_what_becomes_of_an_earlier_run(pair: Pa
     of_other = Recorder(0)
     interrupted(pair, unfinished, recipe="int2", reporter=of_other)
     assert steps_in(unfinished) == ["outer"]
-    assert told(of_other) == "2 finished steps of an earlier run removed, of other input"
+    assert told(of_other) == "2 finished steps of an earlier run removed, of no use to this one"
     one, two = Recorder(1), Recorder(0)
     interrupted(pair, unfinished, recipe="int2", reporter=one)
     assert told(one) == "1 finished step of an earlier run removed; resume=True would have used it"

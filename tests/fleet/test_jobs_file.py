@@ -209,11 +209,21 @@ def test_the_same_on_the_command_line(
         (["--gate", "default"], "--gate: is for one model, not for --jobs"),
         (["--limit", "3"], "--limit: is for one model, not for --jobs"),
         (["--name", "a/b"], "--name: goes"),
+        (
+            ["--max-kl", "1"],
+            "--max-kl: is for one model, not for --jobs; compress one model by it, and name the OUT.re",
+        ),
     ],
 )
 def test_options_that_a_file_says_itself(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compress", *argv, "--jobs", "fleet.yaml"]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_size_is_no_key(whole: dict[str, Any], tmp_path: Path) -> None:
+    whole["finetunes"][1]["max_size"] = 1000
+    with pytest.raises(InputError, match=r"max_size: is for one model, not for a jobs file: compress one by it, and"):
+        Fleet.load(write_jobs(tmp_path / "fleet.yaml", whole))
 
 
 def test_home_is_what_a_shell_takes_for_it(whole: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:

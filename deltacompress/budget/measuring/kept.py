@@ -86,10 +86,10 @@ def _checksum(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-def check_kept(path: Path) -> bool:
-    """Whether an earlier run has measured something; raises OutputError: what is there is something else."""
+def check_kept(path: Path) -> None:
+    """Raises OutputError: what is there, if anything, is not what an earlier run has measured."""
     if not os.path.lexists(path):
-        return False
+        return
     with output_errors(path, "name"):
         stat_regular(path)
         with path.open("rb") as file:
@@ -97,7 +97,6 @@ def check_kept(path: Path) -> bool:
     if not ours:
         told = "is in the place of what a budget measures, and is none of that"
         raise OutputError(told, where=path, way_out=f"move it away, or choose another {option('out')}")
-    return True
 
 
 def asked_before(path: Path) -> str | None:

@@ -30,6 +30,7 @@ from deltacompress.compression.job import CompressionJob, CompressResult
 from deltacompress.compression.run_identity import identity_of
 from deltacompress.devices import current, limited_memory
 from deltacompress.errors import switch
+from deltacompress.files.output import output_errors
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import Reporter
 
@@ -130,7 +131,7 @@ def survey_pair(
                     _make_room(kept, identity, reporter)
                 found = _walked(job, inputs, prepared, skeleton, opened, records, rungs, reporter)
                 survey = survey_of(found, finetuned_bytes=opened.finetuned.nbytes, fixed_bytes=fixed)
-                Kept(of=identity, survey=survey).write(kept)
+                Kept(of=identity, survey=survey, asked=None if request is None else repr(request)).write(kept)
             else:
                 survey = earlier.survey
                 reporter.note(f"{kept}: measured by an earlier run, used again")
@@ -143,8 +144,9 @@ def _make_room(kept: Path, identity: str, reporter: Reporter) -> None:
     if Kept.fits(kept, identity):
         told = f"is measured anew; {switch('resume')} would have used it"
     else:
-        told = "is of other input, and is removed"
-        kept.unlink()
+        told = "is of no use to this one, and is removed"
+        with output_errors(kept):
+            kept.unlink()
     reporter.note(f"{kept}: what an earlier run measured {told}")
 
 

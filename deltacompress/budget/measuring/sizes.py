@@ -10,7 +10,7 @@ from deltacompress.checkpoints.dtypes import DTYPE_NAMES
 from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.codecs.encoded import Encoded
 from deltacompress.codecs.formats import packed
-from deltacompress.compression.encoding import encode_uncalibrated, finish_on_disk
+from deltacompress.compression.encoding import encode_uncalibrated, finish_on_disk, record_of
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.side_files import side_file_bytes
 from deltacompress.lossless import Coder
@@ -21,7 +21,7 @@ _FRAME, _FILE, _NAMES, _RULES = 950, 98, 150, 1700
 choice without those of tensors."""
 _HEADER = 49
 """What a shard's header holds of a part besides its name and three numbers, none of which is shorter than its bytes
-but the first part's."""
+but those of the first few parts."""
 
 
 def part_bytes(encoded: Encoded, coder: Coder, scale: float = 1.0) -> float:
@@ -94,7 +94,7 @@ def fixed_bytes(plan: Plan, coder: Coder) -> int:
             outcome = finish_on_disk(plan, tensor, encode_uncalibrated(plan, tensor), coder)
             total += sum(part.bytes for part in outcome.record.parts) + told_of(outcome.record)
         elif tensor.treatment == "alias":
-            total += told_of(_record(tensor, Encoded("none", {}, {}), ()))
+            total += told_of(record_of(plan, tensor, Encoded("none", {}, {}), _HASH, ()))
     return total
 
 

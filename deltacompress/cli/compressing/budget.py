@@ -87,7 +87,8 @@ def compress_to_budget(
     out = options["out"]
     console.note(f"recipe: {recipe_path(out)}")
     data = result.to_json()
-    notes = {"kl": "as that on calibration, but on the records judged by"} | render.COMPRESSED
+    judged = "of tokens to be written, on the records judged by" if result.judged.tokens else "every bit is restored"
+    notes = {"kl": judged} | render.COMPRESSED
     console.result(
         data, lambda: render.summary_and_rows(f"delta in {out}", data, table="parts", more="budget", notes=notes)
     )

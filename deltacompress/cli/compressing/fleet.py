@@ -33,7 +33,7 @@ def compress_jobs(
     if said := [name for name, value in own.items() if value not in (None, [])]:
         where = said[0] if said[0].isupper() else option(said[0])
         told = "goes into the jobs file, not beside it" if said[0] not in _ALONE else "is for one model, not for --jobs"
-        raise InputError(told, where=where, way_out="see docs/cli.md")
+        raise InputError(told, where=where, way_out="see docs/cli.md" if said[0] not in _BUDGET else _BY_RECIPE)
     from deltacompress.fleet.run import compress_fleet, plan_fleet
 
     with console.progress() as reporter:
@@ -68,8 +68,10 @@ def plan_table(data: Mapping[str, Any]) -> RenderableType:
     return Group(plan, *map(Text, notes))
 
 
-_ALONE = ("devices", "gate", "tasks", "task_dir", "limit")
+_BUDGET = ("target_ratio", "max_size", "max_kl", "judge")
+_ALONE = ("devices", "gate", "tasks", "task_dir", "limit", *_BUDGET)
 """What a jobs file cannot say."""
+_BY_RECIPE = "compress one model by it, and name the OUT.recipe.yaml that comes of it in the jobs file"
 _COLUMNS = (
     "kind",
     "treatment",

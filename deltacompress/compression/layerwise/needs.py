@@ -21,7 +21,7 @@ from deltacompress.calibration.forwards.turns import LayerTurns
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.compression.planning import TensorPlan
 from deltacompress.models.experts.stages import ExpertStage
-from deltacompress.numerics.triton.repeated import give_up
+from deltacompress.numerics.triton.repeated import forget, give_up
 
 Stage = Sequence[Sequence[str]]
 """Groups of linears, by name, whose statistics are taken at once."""
@@ -99,13 +99,13 @@ def is_by_outputs(group: Sequence[str], tensors: Mapping[str, TensorPlan], exper
 
 
 def make_room(streams: Sequence[LayerTurns], room: Room, nbytes: int) -> None:
-    """See that so many bytes can be had, if need be by giving back what is captured, and what waits."""
+    """See that so many bytes can be had, if need be by giving back what is captured, for good, and what waits."""
 
     def of_all(give_back: Callable[[LayerTurns], None]) -> None:
         for stream in streams:
             give_back(stream)
 
-    for step in (give_up, partial(of_all, LayerTurns.forget_kept), partial(of_all, LayerTurns.begin_all_anew)):
+    for step in (forget, give_up, partial(of_all, LayerTurns.forget_kept), partial(of_all, LayerTurns.begin_all_anew)):
         if room.has(nbytes):
             return
         step()

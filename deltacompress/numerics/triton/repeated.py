@@ -27,7 +27,7 @@ class Repeated(Generic[_Result]):
     launches; the second captures it; this one and those after it replay that, as long as shapes stay the same.
 
     What else `work` reads must stay in place; it must not wait for the device, nor write to what it is given: a tensor
-    that the call before gave in the same place, and that nothing has changed since, is there still.
+    that the call before gave in the same place, and that no operation of torch has written to since, is there still.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ def _idle_bytes(device: torch.device) -> int:
 
 def remembered(key: Hashable, make: Callable[[], Repeated[_Result]]) -> Repeated[_Result]:
     """The one that was made for a key, by whoever asked for it first, until `forget`; of keys that come when there are
-    enough a new one each time, which runs its work as it is.
+    enough a new one each time, for whoever asked.
     """
     if key not in _remembered and len(_remembered) >= _MOST:
         return make()
