@@ -10,8 +10,8 @@ from pathlib import Path
 from deltacompress.artifact.outputs import check_free, holds_artifact
 from deltacompress.budget.measuring.kept import check_kept, kept_path
 from deltacompress.compression.job import CompressionJob
+from deltacompress.compression.partial import check_partial, lock_place
 from deltacompress.compression.run_identity import identity_file
-from deltacompress.compression.workspace import check_partial, lock_place
 from deltacompress.errors import OutputError, option, switch
 from deltacompress.files.output import make_directory, output_errors, remove_empty
 from deltacompress.files.regular import stat_regular

@@ -70,8 +70,6 @@ def held_back(
     Raises:
         CalibrationError: fewer than FEWEST records; `judge` is what is calibrated on; as load_calibration.
     """
-    positions = positions_of(finetuned)
-    check_counts(spec.samples, spec.seq_len, spec.seed, positions)
     opened = open_source(source)
     if judge is not None:
         opened, calibration = open_source(judge, asked="judge"), opened
@@ -79,6 +77,8 @@ def held_back(
             told = "is calibration data, by which nothing can be judged"
             where = f"{option('judge')} {name_of(judge)}"
             raise CalibrationError(told, where=where, way_out="give other records, or none")
+    positions = positions_of(finetuned)
+    check_counts(spec.samples, spec.seq_len, spec.seed, positions)
     tokenizer = load_tokenizer(finetuned.path)
     longest = longest_record(tokenizer, positions)  # as calibration cuts, so that its records are counted alike
     records = encode_marked(opened.shuffled(spec.seed), opened.format, tokenizer, max_record_tokens=longest)
@@ -120,9 +120,8 @@ def _is_of(judge: RecordSource, source: RecordSource) -> bool:
 
 
 def _spelled(record: Record) -> bytes:
-    return hashlib.blake2b(
-        json.dumps(dict(record.fields), sort_keys=True, default=str).encode(), digest_size=16
-    ).digest()
+    fields = json.dumps(dict(record.fields), sort_keys=True, default=str)
+    return hashlib.blake2b(fields.encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -31,6 +30,7 @@ from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.checkpoints.writer import shard_chunks, write_file
 from deltacompress.codecs.formats.pieces import Source
 from deltacompress.compression.encoding import Outcome
+from deltacompress.compression.partial import lock_place, only_ours
 from deltacompress.compression.run_identity import IDENTITY, check_same, identity_file, spelled, start_over
 from deltacompress.errors import (
     BackendError,
@@ -38,17 +38,15 @@ from deltacompress.errors import (
     InputError,
     Interrupted,
     OutputError,
-    option,
     switch,
 )
-from deltacompress.files.output import make_directory, output_errors, remove_empty, sync, take_lock
+from deltacompress.files.output import make_directory, output_errors, remove_empty, sync
 from deltacompress.files.regular import open_regular, unreadable
 from deltacompress.lossless import Coder
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.types import TensorInfo
 
 _CHUNK = 1 << 24
-_OURS = re.compile(r"identity\.json(\.tmp)?|step-.*\.(safetensors|tmp)|artifact(\.old-.*)?")
 
 
 class Workspace:
@@ -98,7 +96,7 @@ class Workspace:
     def _settle(self, identity: dict[str, Any], resume: bool) -> None:
         known = identity_file(self.out)
         try:
-            there = _only_ours(self.path)
+            there = only_ours(self.path)
             if resume and known.is_file():
                 check_same(known, identity)
                 return
@@ -277,38 +275,6 @@ class Workspace:
 
 def _info(name: str, part: Tensor) -> TensorInfo:
     return TensorInfo(name, DTYPE_NAMES[part.dtype], tuple(part.shape), part.nbytes)
-
-
-def lock_place(path: Path) -> int:
-    """As take_lock, of a directory that is no link to another place."""
-    _check_no_link(path)
-    return take_lock(path)
-
-
-def check_partial(path: Path) -> None:
-    """Make sure, before any work, that a run can have the directory `path`, or go on with what is there.
-
-    Raises:
-        OutputError: something else is there.
-    """
-    _check_no_link(path)
-    if path.exists():
-        _only_ours(path)
-
-
-def _check_no_link(path: Path) -> None:
-    if path.is_symlink():
-        raise OutputError("is a symbolic link, and a run needs a directory there", where=path, way_out="remove it")
-
-
-def _only_ours(path: Path) -> list[Path]:
-    """What is there, if all of it is a run's: in the end it is removed, and nobody else's may be."""
-    with output_errors(path):
-        there = list(path.iterdir())
-    for name in sorted(found.name for found in there if not _OURS.fullmatch(found.name)):
-        way_out = f"move it or choose another {option('out')}"
-        raise OutputError(f"holds {name}, no work of a run", where=path, way_out=way_out)
-    return there
 
 
 def _digest(step: str, records: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from deltacompress.budget.measuring import ladder as rows
 from deltacompress.budget.measuring import pair as measuring
 from deltacompress.budget.measuring.judge import Judge, Judged
 from deltacompress.budget.prediction.frontier import predict
-from deltacompress.budget.result import BudgetResult
+from deltacompress.budget.result import BudgetResult, Prediction
 from deltacompress.budget.run import compress_to
 from deltacompress.budget.rungs import template
 from deltacompress.checkpoints.reader import Checkpoint
@@ -315,7 +315,7 @@ def test_what_is_in_the_place_of_unfinished_work_is_told_before_any(pair: Pair, 
     refused(r"out\.attempt\.partial: holds thesis\.txt, no work of a run")
     remove(place)
     (tmp_path / "out.budget.json").mkdir()
-    refused(r"out\.budget\.json: .* a directory", resume=True)
+    refused(r"out\.budget\.json: .*\(a directory, not a file\)", resume=True)
 
 
 def test_what_is_in_the_place_of_measurements_is_left_alone(pair: Pair, tmp_path: Path) -> None:
@@ -487,8 +487,10 @@ def test_interrupted_in_any_attempt_it_goes_on(pair: Pair, tmp_path: Path, thric
     assert (tmp_path / "out.recipe.yaml").read_bytes() == thrice.out.with_name("out.recipe.yaml").read_bytes()
     assert (result.judged, result.first, result.predicted) == (whole.judged, whole.first, whole.predicted)
     assert result.attempts == whole.attempts == 3
-    assert [row["budget"] for row in result.rows()] == ["asked", "predicted", "predicted again", "reached"]
-    assert result.rows()[2]["kl"] == result.predicted.kl
+    assert [row["budget"] for row in result.rows()] == ["asked", "predicted", "reached"]
+    again = replace(result, predicted=Prediction(5, 0.25)).rows()
+    assert [row["budget"] for row in again] == ["asked", "predicted", "predicted again", "reached"]
+    assert (again[2]["bytes"], again[2]["kl"]) == (5, 0.25)
     begun = (stop_at - 4) // 8 * 8 + 4  # the first step of that attempt: eight each, after measuring's four
     assert recorder.steps == thrice.reporter.steps[begun:]
     assert not list(tmp_path.glob("out.[abp]*"))

@@ -58,7 +58,7 @@ def test_what_is_told_to_ask_for_has_a_margin() -> None:
     with pytest.raises(InputError, match=r"too large: .*use target_ratio 39\.60 or less, which leaves a margin$"):
         Target(Request.of(41, None, None), survey()).choose()
     assert Target(Request.of(39.60, None, None), survey()).size == 2525
-    with pytest.raises(InputError, match=r"use max_kl 0\.18 or more, which leaves a margin, or a recipe$"):
+    with pytest.raises(InputError, match=r"use max_kl 0\.18 or more, which leaves a margin, or the recipe lossless$"):
         asking(kl=0.01).choose()
     least = Tried(bytes=8500, groups=(4000, 4000), judged=judged(2 * 0.047))
     assert asking(kl=0.18).corrected([2, 2], least).choose() == [2, 2]

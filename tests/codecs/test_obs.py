@@ -544,6 +544,16 @@ def test_blocks_that_are_replayed(monkeypatch: pytest.MonkeyPatch, kind: str, pl
             assert all(torch.equal(part, wanted[name].parts[key]) for key, part in one.parts.items())
 
 
+def test_blocks_are_replayed_where_no_more_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then of one stack alone."""
+    captured, it = captures(monkeypatch, "cpu"), layer(rows=64, columns=128)
+    monkeypatch.setattr(repeated, "_MOST", 0)
+    for _ in range(2):
+        linear = LinearToEncode("q", it.delta, it.finetuned, fisher_of(64))
+        obs.encode([linear], statistics(it), ObsSettings(bits=2, fisher=True))
+    assert len(captured) == 2
+
+
 ALIKE = REPEATED | {
     "values": {"bits": 16, "sparsity": "2:4", "refine_sweeps": 0},
     "a share": {"bits": 4, "sparsity": "unstructured:0.5"},

@@ -211,7 +211,7 @@ def test_the_same_on_the_command_line(
         (["--name", "a/b"], "--name: goes"),
         (
             ["--max-kl", "1"],
-            "--max-kl: is for one model, not for --jobs; compress one model by it, and name the OUT.re",
+            "--max-kl: is for one model, not for --jobs; compress one model by it, and name the",
         ),
     ],
 )
