@@ -72,7 +72,7 @@ class LayersBench:
         }
 
 
-class _Laps:
+class Laps:
     """A reporter that times the steps."""
 
     def __init__(self, outer: Reporter) -> None:
@@ -80,6 +80,7 @@ class _Laps:
         self.laps: list[dict[str, Any]] = []
 
     def phase(self, name: str, total: int | None = None) -> None:
+        """Pass it on."""
         self._outer.phase(name, total)
 
     def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None:
@@ -95,7 +96,7 @@ class _Laps:
             self._outer.note(message)
 
 
-class _Watched(_Laps):
+class _Watched(Laps):
     """Laps that look closer at the last of `layers` layers."""
 
     def __init__(self, outer: Reporter, layers: int, device: torch.device) -> None:
@@ -163,8 +164,8 @@ def run(
         rate = _product_rate(where) * len(cards)
     with tempfile.TemporaryDirectory(dir=scratch) as made:
         reporter.phase("writing a random pair", 3)
-        _write_pair(Path(made), chosen_shape, samples * length, where, reporter)
-        laps = _Watched(reporter, layers, where) if stages else _Laps(reporter)  # its clock starts now
+        write_pair(Path(made), chosen_shape, samples * length, where, reporter)
+        laps = _Watched(reporter, layers, where) if stages else Laps(reporter)  # its clock starts now
         with timed_by(laps.clock) if isinstance(laps, _Watched) else nullcontext():
             split = {"device": where.type, "devices": devices, "device_memory": device_memory}
             done = _compress_pair(Path(made), chosen, samples, length, split, laps)
@@ -220,7 +221,7 @@ def _compress_pair(
         raise KeyboardInterrupt from stop  # nothing waits for --resume: the files go
 
 
-def _write_pair(root: Path, shape: ModelShape, tokens: int, device: torch.device, reporter: Reporter) -> None:
+def write_pair(root: Path, shape: ModelShape, tokens: int, device: torch.device, reporter: Reporter) -> None:
     """root/base, root/finetuned and root/calibration.txt, enough of it for `tokens` tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 

@@ -8,17 +8,16 @@ from typing import Annotated, Literal
 import typer
 
 from deltacompress.cli.bench import adapters as adapter_requests
-from deltacompress.cli.bench import pairs, serve, simulate, tuning
+from deltacompress.cli.bench import pairs, predict, serve, simulate, tuning
 from deltacompress.cli.bench.pairs import parts_of, without
 from deltacompress.cli.given import early
 from deltacompress.cli.given.models import model
 from deltacompress.cli.given.once import Verbs
-from deltacompress.cli.given.options import BenchBackend, BenchDevice, DeviceMemory, Devices
+from deltacompress.cli.given.options import BenchBackend, BenchDevice, BenchShape, DeviceMemory, Devices, Scratch
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.devices import check_driver, check_together, device_numbers
 from deltacompress.errors import InputError
 
-BenchShape = Literal["tiny", "llama-7b", "llama-13b", "llama-70b", "qwen3-30b-a3b"]
 ADAPTER_PARTS = ("lora16", "lora32", "lora64", "boft", "mixed")
 
 app = Verbs(help="Measure the speed of the parts on this machine.", no_args_is_help=True)
@@ -66,15 +65,7 @@ def layers(
     stages: Annotated[bool, typer.Option("--stages", help="Tell where the time of the last layer goes.")] = False,
     devices: Devices = None,
     device_memory: DeviceMemory = None,
-    scratch: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            writable=True,
-            help="Directory for the files, 2 GB for a layer of llama-7b; a temporary one by default.",
-        ),
-    ] = None,
+    scratch: Scratch = None,
 ) -> None:
     """Time `compress` layer by layer on a random pair of the shape of a Llama, or of a mixture of experts."""
     from deltacompress.cli.shown import render
@@ -269,5 +260,5 @@ def architectures(
     console.result(data, lambda: render.summary_and_rows("architectures", shown, table="rows"))
 
 
-for part in (adapter_requests, pairs, simulate, serve, tuning):
+for part in (adapter_requests, pairs, predict, simulate, serve, tuning):
     part.register(app)

@@ -71,6 +71,16 @@ Devices = Annotated[
     str | None,
     typer.Option(metavar="N,N,...", help="Numbers of equal GPUs that share the work of one model, e.g. 0,1."),
 ]
+BenchShape = Literal["tiny", "llama-7b", "llama-13b", "llama-70b", "qwen3-30b-a3b"]
+Scratch = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        writable=True,
+        help="Directory for the files, 2 GB for a layer of llama-7b; a temporary one by default.",
+    ),
+]
 DeviceMemory = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Use at most this much of a GPU's memory, e.g. 26GB; slower, same bytes."),
