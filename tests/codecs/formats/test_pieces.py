@@ -65,7 +65,7 @@ def encoded(
     spec = PackedSpec(len(stored), weight.shape[1], bits, Sparsity.parse(pattern), group, kind)
     if pattern in DRAWN:
         spec = replace(spec, seed=len(stored))
-        mask = torch.ones_like(stored, dtype=torch.bool)
+        mask = packed.drawn_pattern(spec, stored.device)[:, : spec.columns]
     else:
         mask = magnitude_mask(stored, spec.sparsity)
     if bits == 16:
