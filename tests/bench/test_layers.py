@@ -121,7 +121,7 @@ def test_the_figures_of_known_times() -> None:
 def test_a_lap_is_the_time_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([10.0, 12.0, 17.0])
     monkeypatch.setattr(layers.time, "perf_counter", lambda: next(readings))
-    laps = layers._Laps(SILENT)
+    laps = layers.Laps(SILENT)
     laps.step("one", loss=0.5)
     laps.step("two")
     assert [(lap["step"], lap["seconds"], lap["loss"]) for lap in laps.laps] == [("one", 2, 0.5), ("two", 5, None)]
