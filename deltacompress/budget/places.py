@@ -64,7 +64,12 @@ def locked(out: Path) -> Iterator[None]:
     """
     place = identity_file(out).parent
     made = make_directory(place)
-    lock = lock_place(place)  # of another run: what is made of the way to it is that run's, too
+    try:
+        lock = lock_place(place)
+    except OutputError as error:
+        if error.__cause__ is not None:  # else another run has it, and what leads to it
+            remove_empty(made)
+        raise
     try:
         yield
     finally:

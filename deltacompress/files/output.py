@@ -129,7 +129,7 @@ def take_lock(path: Path) -> int:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with output_errors(path):
-            mine = try_lock(lock) and os.path.samestat(os.fstat(lock), os.stat(path))  # else whoever had it removed it
+            mine = try_lock(lock) and _is_at(lock, path)
         if not mine:
             way_out = f"wait for it or choose another {option('out')}"
             raise OutputError("another run is writing there", where=path, way_out=way_out)
@@ -137,6 +137,13 @@ def take_lock(path: Path) -> int:
         os.close(lock)
         raise
     return lock
+
+
+def _is_at(directory: int, path: Path) -> bool:
+    """Whether an open directory is the one at `path` still: else whoever had it has removed it since."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(directory), path.stat())
+    return False
 
 
 def try_lock(descriptor: int) -> bool:

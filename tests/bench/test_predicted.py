@@ -12,7 +12,7 @@ from deltacompress.cli.main import main
 
 
 def test_every_step_is_timed(tmp_path: Path) -> None:
-    found = run(device="cpu", samples=8, seq_len=32, layers=2, scratch=tmp_path).to_json()
+    found = run(device="cpu", samples=8, seq_len=32, layers=2, scratch=tmp_path)
     seconds = [row["seconds"] for row in found["rows"]]
     assert [row["step"] for row in found["rows"]][-1] == "head"  # of the trial
     assert min(seconds) > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -293,6 +295,22 @@ def test_what_no_budget_made_is_told_before_any_work(pair: Pair, tmp_path: Path)
     with pytest.raises(OutputError, match=r"out\.attempt: exists already, and holds mine"):
         budget(pair, tmp_path / "out", max_size=GENEROUS, force=True, reporter=recorder)
     assert recorder.steps == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EAGAIN])
+def test_without_a_lock_nothing_begins(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Of another run's directory nothing is removed, whoever made it."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(code, "no")
+
+    recorder = Recorder()
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OutputError):
+        budget(pair, tmp_path / "new" / "out", max_size=GENEROUS, reporter=recorder)
+    assert (recorder.steps, recorder.notes) == ([], [])
+    assert (tmp_path / "new" / "out.partial").exists() == (code == errno.EAGAIN)
+    assert (tmp_path / "new").exists() == (code == errno.EAGAIN)
 
 
 def test_what_is_in_the_place_of_unfinished_work_is_told_before_any(pair: Pair, tmp_path: Path) -> None:

@@ -123,6 +123,25 @@ def test_a_lock_that_another_process_has(tmp_path: Path, answers: list[int], cod
         take_lock(tmp_path)
 
 
+@pytest.mark.parametrize("made_again", [True, False])
+def test_a_lock_of_a_directory_that_was_removed_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, made_again: bool
+) -> None:
+    """By whoever had it until then; a third may have it where it is made again."""
+    place, real = tmp_path / "place", fcntl.flock
+    place.mkdir()
+
+    def flock(descriptor: int, operation: int) -> None:
+        place.rmdir()
+        if made_again:
+            place.mkdir()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OutputError, match="another run is writing there"):
+        take_lock(place)
+
+
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.EBADF])
 def test_a_lock_that_nobody_can_have(tmp_path: Path, answers: list[int], code: int) -> None:
     answers.append(code)

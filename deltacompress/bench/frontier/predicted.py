@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +24,6 @@ _JUDGED = 1 << 15
 """Tokens of the data beyond those that are calibrated on: records to judge by are taken of these."""
 
 
-@dataclass(frozen=True, slots=True)
-class PredictBench:
-    """laps: seconds of each step, in order; total_seconds: of all of them, and of what comes between them."""
-
-    settings: dict[str, Any]
-    backend: str
-    total_seconds: float
-    laps: tuple[dict[str, Any], ...]
-    peak_memory_bytes: int
-    peak_device_bytes: int | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return self.settings | {
-            "backend": self.backend,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "torch": torch.__version__,
-            "total_seconds": self.total_seconds,
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "peak_device_bytes": self.peak_device_bytes,
-            "rows": list(self.laps),
-        }
-
-
 def run(
     *,
     device: str = "auto",
@@ -59,8 +34,10 @@ def run(
     device_memory: str | None = None,
     scratch: Path | None = None,
     reporter: Reporter | None = None,
-) -> PredictBench:
+) -> dict[str, Any]:
     """Predict the frontier of a random pair; arguments as `bench layers`.
+
+    `rows` has the seconds of each step, in order, `total_seconds` those of all of them and of what comes between.
 
     Raises:
         InputError: as analyze. BackendError: no such device here.
@@ -87,7 +64,17 @@ def run(
             reporter=laps,
         )
         seconds = time.perf_counter() - started
-    settings: dict[str, Any] = {"device_memory": device_memory} if device_memory else {}
-    settings |= {"shape": str(chosen), "samples": samples, "seq_len": seq_len, "layers": layers}
-    peak = torch.cuda.max_memory_allocated(where) if on_gpu else None
-    return PredictBench(settings, device_name(where), seconds, tuple(laps.laps), Steps.peak_memory(), peak)
+    settings = {"device_memory": device_memory} if device_memory else {}
+    return settings | {
+        "shape": str(chosen),
+        "samples": samples,
+        "seq_len": seq_len,
+        "layers": layers,
+        "backend": device_name(where),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "torch": torch.__version__,
+        "total_seconds": seconds,
+        "peak_memory_bytes": Steps.peak_memory(),
+        "peak_device_bytes": torch.cuda.max_memory_allocated(where) if on_gpu else None,
+        "rows": laps.laps,
+    }

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deltacompress.cli.given.options import BenchDevice, BenchShape, DeviceMemory, Scratch
+from deltacompress.cli.given.options import BenchDevice, DeviceMemory, PairScratch, PairShape, Samples
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.devices import check_driver
 
@@ -16,15 +16,12 @@ def predict(
     console: Console,
     *,
     device: BenchDevice = "auto",
-    samples: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 256,
+    samples: Samples = 256,
     seq_len: Annotated[int, typer.Option(min=2, max=4096, help="Tokens in each.")] = 256,
     layers: Annotated[int, typer.Option(min=1, max=80, help="Decoder layers of the pair.")] = 3,
-    shape: Annotated[
-        BenchShape | None,
-        typer.Option(help="Sizes of a layer.", show_default="llama-7b; on a CPU tiny"),
-    ] = None,
+    shape: PairShape = None,
     device_memory: DeviceMemory = None,
-    scratch: Scratch = None,
+    scratch: PairScratch = None,
 ) -> None:
     """Time `analyze --predict`, which a size or a quality measures, too, on a random pair of the shape of a Llama."""
     from deltacompress.cli.shown import render
@@ -44,7 +41,7 @@ def predict(
             device_memory=device_memory,
             scratch=scratch,
             reporter=reporter,
-        ).to_json()
+        )
     console.result(data, lambda: render.summary_and_rows("predict", data, table="rows"))
 
 

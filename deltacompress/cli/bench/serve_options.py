@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from deltacompress.cli.given.options import files_in
 from deltacompress.errors import InputError, option, switch
 from deltacompress.runtime.engine.policy.portions import MAX_BATCH, STEP_TOKENS
 
@@ -55,15 +56,7 @@ KnownTokens = Annotated[int, typer.Option(min=1, help="With --steady: of prompts
 Shape = Annotated[
     str | None, typer.Option(help="tiny, llama-7b, llama-13b or llama-70b.", show_default="llama-7b; on a CPU tiny")
 ]
-Scratch = Annotated[
-    Path | None,
-    typer.Option(
-        exists=True,
-        file_okay=False,
-        writable=True,
-        help="Directory for the files, 16 GB for a 7B; a temporary one by default.",
-    ),
-]
+Scratch = Annotated[Path | None, files_in("the files, 16 GB for a 7B")]
 Tune = Annotated[bool, typer.Option("--tune", help="Choose slots, rows and tokens a step for this device.")]
 Runs = Annotated[int, typer.Option(min=1, max=20, help="With --tune: measured, at most.")]
 ProfileOut = Annotated[Path | None, typer.Option(help="With --tune: file for what it finds.")]

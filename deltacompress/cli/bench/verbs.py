@@ -13,7 +13,16 @@ from deltacompress.cli.bench.pairs import parts_of, without
 from deltacompress.cli.given import early
 from deltacompress.cli.given.models import model
 from deltacompress.cli.given.once import Verbs
-from deltacompress.cli.given.options import BenchBackend, BenchDevice, BenchShape, DeviceMemory, Devices, Scratch
+from deltacompress.cli.given.options import (
+    BenchBackend,
+    BenchDevice,
+    DeviceMemory,
+    Devices,
+    PairScratch,
+    PairShape,
+    Samples,
+    files_in,
+)
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.devices import check_driver, check_together, device_numbers
 from deltacompress.errors import InputError
@@ -52,20 +61,17 @@ def layers(
     *,
     device: BenchDevice = "auto",
     recipe: Annotated[str, typer.Option(help="Name of a shipped recipe, or the path of a YAML file.")] = "int4-24",
-    samples: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 256,
+    samples: Samples = 256,
     seq_len: Annotated[
         int | None,
         typer.Option(min=2, max=4096, help="Tokens in each.", show_default="2048; on a CPU, for a tiny shape, 512"),
     ] = None,
     layers: Annotated[int, typer.Option(min=1, max=80, help="Decoder layers to compress.")] = 3,
-    shape: Annotated[
-        BenchShape | None,
-        typer.Option(help="Sizes of a layer.", show_default="llama-7b; on a CPU tiny"),
-    ] = None,
+    shape: PairShape = None,
     stages: Annotated[bool, typer.Option("--stages", help="Tell where the time of the last layer goes.")] = False,
     devices: Devices = None,
     device_memory: DeviceMemory = None,
-    scratch: Scratch = None,
+    scratch: PairScratch = None,
 ) -> None:
     """Time `compress` layer by layer on a random pair of the shape of a Llama, or of a mixture of experts."""
     from deltacompress.cli.shown import render
@@ -142,15 +148,7 @@ def decode(
     backend: BenchBackend = "auto",
     variants: Annotated[int, typer.Option(min=2, max=256, help="Variants that decode at once.")] = 16,
     most: Annotated[int, typer.Option(min=2, max=256, help="Variants to load at the end, on a GPU.")] = 32,
-    scratch: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            writable=True,
-            help="Directory for 18 GB of files; a temporary one by default.",
-        ),
-    ] = None,
+    scratch: Annotated[Path | None, files_in("18 GB of files")] = None,
 ) -> None:
     """Time decode steps of a random model (7B-shaped on a GPU) with many variants, and how fast variants load."""
     check_driver(device)
@@ -190,15 +188,7 @@ def adapters(
             show_default="96; on a CPU 6",
         ),
     ] = None,
-    scratch: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            writable=True,
-            help="Directory for 17 GB of files; a temporary one by default.",
-        ),
-    ] = None,
+    scratch: Annotated[Path | None, files_in("17 GB of files")] = None,
 ) -> None:
     """Time decode steps of a random model (7B-shaped on a GPU) with many adapters, against the base's own step."""
     parts = parts_of(only, ADAPTER_PARTS)

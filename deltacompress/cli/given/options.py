@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -71,16 +71,22 @@ Devices = Annotated[
     str | None,
     typer.Option(metavar="N,N,...", help="Numbers of equal GPUs that share the work of one model, e.g. 0,1."),
 ]
-BenchShape = Literal["tiny", "llama-7b", "llama-13b", "llama-70b", "qwen3-30b-a3b"]
-Scratch = Annotated[
-    Path | None,
-    typer.Option(
-        exists=True,
-        file_okay=False,
-        writable=True,
-        help="Directory for the files, 2 GB for a layer of llama-7b; a temporary one by default.",
-    ),
+
+
+def files_in(files: str) -> Any:
+    """The option of a folder for files, which says how large they are."""
+    told = f"Directory for {files}; a temporary one by default."
+    return typer.Option(exists=True, file_okay=False, writable=True, help=told)
+
+
+# A random pair of some layers.
+Samples = Annotated[int, typer.Option(min=1, help="Calibration sequences.")]
+PairShape = Annotated[
+    Literal["tiny", "llama-7b", "llama-13b", "llama-70b", "qwen3-30b-a3b"] | None,
+    typer.Option(help="Sizes of a layer.", show_default="llama-7b; on a CPU tiny"),
 ]
+PairScratch = Annotated[Path | None, files_in("the files, 2 GB for a layer of llama-7b")]
+
 DeviceMemory = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Use at most this much of a GPU's memory, e.g. 26GB; slower, same bytes."),
