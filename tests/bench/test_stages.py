@@ -13,7 +13,7 @@ from deltacompress.bench import stages
 from deltacompress.bench.figures import stage_table
 from deltacompress.bench.stages import IdleMeter, StageClock, gaps, idle_in
 from deltacompress.bench.synthetic import SHAPES
-from deltacompress.cli.bench.verbs import BenchShape
+from deltacompress.cli.given.options import BenchShape
 from deltacompress.cli.main import main
 from deltacompress.reporter import part, timed_by
 

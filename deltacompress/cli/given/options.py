@@ -81,8 +81,9 @@ def files_in(files: str) -> Any:
 
 # A random pair of some layers.
 Samples = Annotated[int, typer.Option(min=1, help="Calibration sequences.")]
+BenchShape = Literal["tiny", "llama-7b", "llama-13b", "llama-70b", "qwen3-30b-a3b"]
 PairShape = Annotated[
-    Literal["tiny", "llama-7b", "llama-13b", "llama-70b", "qwen3-30b-a3b"] | None,
+    BenchShape | None,
     typer.Option(help="Sizes of a layer.", show_default="llama-7b; on a CPU tiny"),
 ]
 PairScratch = Annotated[Path | None, files_in("the files, 2 GB for a layer of llama-7b")]
