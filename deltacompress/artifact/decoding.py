@@ -75,17 +75,23 @@ def check_part(part: PartRecord, stored: bytes, *, where: str) -> None:
 
 
 def serving_parts(
-    record: TensorRecord, coder: Coder, read: Callable[[PartRecord], bytes], *, where: str = ""
+    record: TensorRecord,
+    coder: Coder,
+    read: Callable[[PartRecord], bytes],
+    *,
+    where: str = "",
+    device: torch.device | None = None,
 ) -> dict[str, Tensor]:
-    """All parts of a tensor in the serving layout (codecs.formats.packed), as CPU tensors.
+    """All parts of a tensor in the serving layout (codecs.formats.packed).
 
-    read: gives the stored bytes of a part; where: prefix of messages, the file or directory.
+    read: gives the stored bytes of a part; where: prefix of messages, the file or directory. device: where that layout
+    is made, and stays; the CPU by default.
 
     Raises:
         IntegrityError, BackendError: as decode_part; parts that do not fit each other.
     """
     parts = {
-        part.name: decode_part(part, read(part), coder, where=f"{where}{record.name}.{part.name}")
+        part.name: decode_part(part, read(part), coder, where=f"{where}{record.name}.{part.name}").to(device)
         for part in record.parts
     }
     if record.format != "packed":
@@ -114,7 +120,7 @@ def check_growth(record: TensorRecord, *, where: str = "") -> None:
 
 
 def restored_tensor(record: TensorRecord, parts: dict[str, Tensor], base: Tensor | None, *, where: str = "") -> Tensor:
-    """The restored tensor, contiguous on the CPU, checked against its recorded hash.
+    """The restored tensor, contiguous, where its parts and its base are, checked against its recorded hash.
 
     parts: in the serving layout; base: as restore_tensor takes it.
 
@@ -127,7 +133,7 @@ def restored_tensor(record: TensorRecord, parts: dict[str, Tensor], base: Tensor
         tensor = restore_tensor(record.format, dict(record.params), parts, base, like, told).contiguous()
     except MemoryError as error:
         raise BackendError(f"shape {list(record.shape)} does not fit into memory", where=told) from error
-    if hashlib.sha256(tensor_bytes(tensor)).hexdigest() != record.sha256:
+    if hashlib.sha256(tensor_bytes(tensor.cpu())).hexdigest() != record.sha256:
         raise _another_tensor(record, where)
     return tensor
 
@@ -175,8 +181,12 @@ def _another_tensor(record: TensorRecord, where: str) -> ChecksumError:
     )
 
 
-def base_rows(record: TensorRecord, base: Checkpoint, *, where: str = "") -> Rows | None:
+def base_rows(
+    record: TensorRecord, base: Checkpoint, *, where: str = "", device: torch.device | None = None
+) -> Rows | None:
     """What a tensor is a delta against in an opened base: f32 where something is added to it; None for nothing.
+
+    device: as Rows takes it.
 
     Raises:
         FormatError: the base has no such tensor, or one of another shape.
@@ -194,4 +204,5 @@ def base_rows(record: TensorRecord, base: Checkpoint, *, where: str = "") -> Row
             where=f"{where}{record.name}",
             way_out="copy the artifact again",
         )
-    return Rows(base, record.base_name, rows=record.base_rows, wide=record.status not in ("exact", "identical"))
+    wide = record.status not in ("exact", "identical")
+    return Rows(base, record.base_name, rows=record.base_rows, wide=wide, device=device)

@@ -29,6 +29,7 @@ from deltacompress.files.places import MANIFEST
 from deltacompress.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from deltacompress.checkpoints.rows import Rows
@@ -79,8 +80,8 @@ class Delta:
         """How the parts of tensor `name` decode; None where its format is not `packed`. Raises as `record`."""
         return self._specs.get(self.record(name).name)
 
-    def parts(self, name: str) -> dict[str, Tensor]:
-        """Parts of tensor `name` (of its twin, for an alias) in the serving layout, as CPU tensors.
+    def parts(self, name: str, device: torch.device | None = None) -> dict[str, Tensor]:
+        """Parts of tensor `name` (of its twin, for an alias) in the serving layout; on the CPU by default.
 
         Raises:
             InputError: no such tensor.
@@ -96,6 +97,7 @@ class Delta:
             self._coder,
             lambda part: self.stored_part(record.name, part),
             where=f"{self.path}: ",
+            device=device,
         )
 
     def stored_part(self, name: str, part: PartRecord) -> bytes:
@@ -119,17 +121,18 @@ class Delta:
         """The shard that one part lies in, and its bytes there."""
         return self._spans[f"{name}.{part.name}"]
 
-    def restored(self, name: str, base: Tensor | None) -> Tensor:
+    def restored(self, name: str, base: Tensor | None, device: torch.device | None = None) -> Tensor:
         """The restored tensor `name`, checked against its recorded hash.
 
-        base: what `read_base` gives for it.
+        base: what `read_base` gives for it. device: where that is, and where it is restored: the CPU by default. All of
+        it is exact, so that a GPU gives the bytes that a CPU gives.
 
         Raises:
             IntegrityError: damaged parts, or a result that differs from what was compressed.
         """
         from deltacompress.artifact import decoding
 
-        return decoding.restored_tensor(self.record(name), self.parts(name), base, where=f"{self.path}: ")
+        return decoding.restored_tensor(self.record(name), self.parts(name, device), base, where=f"{self.path}: ")
 
     def restored_pieces(self, name: str, base: Checkpoint | None) -> Iterator[Tensor]:
         """As `restored`, flat and piece by piece, from the opened base: memory does not grow with the tensor.
@@ -161,12 +164,12 @@ class Delta:
         with self._open_parts(record) as sources:
             decoding.check_streams(record, sources, storage=self.manifest.lossless != "none", where=f"{self.path}: ")
 
-    def read_base(self, name: str, base: Checkpoint) -> Tensor | None:
+    def read_base(self, name: str, base: Checkpoint, device: torch.device | None = None) -> Tensor | None:
         """What tensor `name` is a delta against, from an opened base: as planning.Plan.reference gives it."""
-        rows = self.base_rows(name, base)
+        rows = self.base_rows(name, base, device)
         return None if rows is None else rows.read(0, math.prod(rows.shape)).reshape(rows.shape)
 
-    def base_rows(self, name: str, base: Checkpoint | None) -> Rows | None:
+    def base_rows(self, name: str, base: Checkpoint | None, device: torch.device | None = None) -> Rows | None:
         """As `read_base`, to be read piece by piece.
 
         Raises:
@@ -174,7 +177,9 @@ class Delta:
         """
         from deltacompress.artifact import decoding
 
-        return None if base is None else decoding.base_rows(self.record(name), base, where=f"{self.path}: ")
+        if base is None:
+            return None
+        return decoding.base_rows(self.record(name), base, where=f"{self.path}: ", device=device)
 
     def _open_parts(self, record: TensorRecord) -> AbstractContextManager[dict[str, Source]]:
         return open_parts(record, self.where, self._coder, where=f"{self.path}: ")

@@ -204,9 +204,10 @@ class Plan:
             return None
         return self.pairing.read_base(plan.pair, bits=plan.treatment in ("exact", "identical"), device=device)
 
-    def read_ahead(self, names: Iterable[str]) -> None:
-        """Begin to read what the calibrated ones of these tensors are made of: the fine-tuned one, and the base's."""
-        plans = [self.tensors[name] for name in names if self.tensors[name].calibrated]
+    def read_ahead(self, names: Iterable[str], device: torch.device) -> None:
+        """Let a thread read what the calibrated ones of these are made of, beside a GPU; a CPU has no time to spare."""
+        chosen = names if device.type == "cuda" else ()
+        plans = [self.tensors[name] for name in chosen if self.tensors[name].calibrated]
         self.finetuned.read_ahead(plan.name for plan in plans)
         if self.recipe.scope == "delta":
             self.base.read_ahead(plan.pair.base_name for plan in plans if plan.pair.base_name)

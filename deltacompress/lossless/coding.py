@@ -35,15 +35,19 @@ class Coder:
         Raises:
             BackendError: running the codec failed.
         """
-        view, backend = flat(raw), self._backend()
+        view = flat(raw)
+        return stream.pack(self.codec, view, self._backend().chunk_bytes, self._chunks(view))
+
+    def coded_bytes(self, raw: BytesLike) -> int:
+        """The length of what `encode` gives, without putting that together or computing digests; raises as it does."""
+        return stream.packed_bytes([len(chunk) for chunk in self._chunks(flat(raw))])
+
+    def _chunks(self, view: memoryview) -> Iterator[bytes]:
+        backend = self._backend()
         step = max(_AT_A_TIME // backend.chunk_bytes, 1) * backend.chunk_bytes
-
-        def chunks() -> Iterator[bytes]:
-            for begin in range(0, view.nbytes, step):
-                part = view[begin : begin + step]
-                yield from backend.encode(part, stream.chunk_sizes(part.nbytes, backend.chunk_bytes))
-
-        return stream.pack(self.codec, view, backend.chunk_bytes, chunks())
+        for begin in range(0, view.nbytes, step):
+            part = view[begin : begin + step]
+            yield from backend.encode(part, stream.chunk_sizes(part.nbytes, backend.chunk_bytes))
 
     def decode(self, data: BytesLike, *, raw_bytes: int, name: str = "lossless stream") -> bytearray:
         """Decode one framed stream, bit-exactly.

@@ -17,7 +17,7 @@ import hashlib
 import struct
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from deltacompress.errors import ChecksumError, FormatError, SchemaVersionError, TruncatedFileError
@@ -70,6 +70,11 @@ def chunk_sizes(raw_bytes: int, chunk_bytes: int) -> list[int]:
     """Raw bytes of each chunk of a stream; empty for an empty stream."""
     full, rest = divmod(raw_bytes, chunk_bytes)
     return [chunk_bytes] * full + ([rest] if rest else [])
+
+
+def packed_bytes(chunks: Sequence[int]) -> int:
+    """Bytes of a stream whose coded chunks have these lengths."""
+    return HEADER_BYTES + 4 * len(chunks) + sum(chunks)
 
 
 def pack(codec: str, raw: memoryview, chunk_bytes: int, chunks: Iterable[bytes]) -> bytearray:

@@ -9,14 +9,14 @@ import pytest
 import torch
 from pairs import Pair, Recorder, Weights, changed, files_of
 
-from deltacompress.artifact.delta import verify
+from deltacompress.artifact.delta import load_delta, verify
 from deltacompress.artifact.restoration import restore
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs import rtn
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression import workspace
-from deltacompress.errors import CheckpointError, Interrupted
+from deltacompress.errors import CheckpointError, ChecksumError, Interrupted
 from deltacompress.lossless import coding
 
 LARGE = ["linear", "embedding", "head"]
@@ -44,6 +44,12 @@ RECIPES = {
     ),
     "calibrated": Recipe.load("int4-24"),
 }
+DRAWN = {"codec": "obs", "bits": 1, "grid": "midrise", "sparsity": "drawn:3:8", "damp_fraction": 3.0}
+ON_DISK = [
+    Recipe.parse({"name": "drawn", "rules": [{"kind": "linear", **DRAWN}, {"codec": "exact"}]}),
+    Recipe.load("storage"),
+]
+"""Whose layout on the disk is another one than that of the kernels."""
 
 
 @pytest.fixture
@@ -85,6 +91,23 @@ def test_pieces_of_any_size(
     verify(tmp_path / "small", base=grown.base)
     found = restore(tmp_path / "small", base=grown.base, out=tmp_path / "found")
     assert files_of(found) == files_of(wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("recipe", [*RECIPES.values(), *ON_DISK], ids=[*RECIPES, *(one.name for one in ON_DISK)])
+def test_a_gpu_restores_what_a_cpu_does(grown: Pair, tmp_path: Path, recipe: Recipe, codec: str) -> None:
+    grown.compress(tmp_path / "out", recipe=recipe, lossless=codec)
+    delta, base, gpu = load_delta(tmp_path / "out"), Checkpoint.open(grown.base), torch.device("cuda", 0)
+    for name in delta.tensors:
+        wanted = delta.restored(name, delta.read_base(name, base))
+        reference = delta.read_base(name, base, gpu)
+        found = delta.restored(name, reference, gpu)
+        assert (wanted.device.type, found.device) == ("cpu", gpu)
+        assert torch.equal(wanted, found.cpu())
+        if reference is not None and delta.tensors[name].status == "coded":
+            with pytest.raises(ChecksumError, match=f"{name}: the restored tensor is not what was compressed"):
+                delta.restored(name, reference + 1, gpu)
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])

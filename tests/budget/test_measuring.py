@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import weakref
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,7 @@ from deltacompress.codecs.recipe import CalibrationSpec, Recipe
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare
 from deltacompress.compression.job import CompressionJob
+from deltacompress.compression.planning import Plan
 from deltacompress.errors import CalibrationError, NumericsError
 from deltacompress.lossless import coder
 from deltacompress.numerics.hessian import HessianAccumulator
@@ -279,6 +281,45 @@ def test_a_group_that_cannot_be_solved_is_rounded(pair: Pair, tmp_path: Path, mo
     ]
     assert odd.probe.kl[0] > 0
     assert recorder.notes == [f"{odd.names[0]}: the Hessian is odd: for its group only rounding is left"]
+
+
+def test_layers_are_read_ahead_and_what_an_interrupt_leaves_is_dropped(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As beside a GPU."""
+    asked, dropped = list[str](), list[str]()
+    ahead, forget = Plan.read_ahead, Checkpoint.forget_ahead
+
+    def read_ahead(plan: Plan, names: list[str], device: torch.device) -> None:
+        ahead(plan, names, device)
+        assert not plan.finetuned._ahead  # a CPU has no time to spare
+        for name in names:
+            if plan.tensors[name].calibrated:
+                plan.finetuned._ahead[name] = Future()
+                plan.finetuned._ahead[name].set_result(plan.finetuned._read(name, pinned=False))
+        asked.extend(names)
+
+    def forget_ahead(checkpoint: Checkpoint) -> None:
+        dropped.extend(checkpoint._ahead)
+        forget(checkpoint)
+
+    monkeypatch.setattr(Plan, "read_ahead", read_ahead)
+    monkeypatch.setattr(Checkpoint, "forget_ahead", forget_ahead)
+    job = CompressionJob.of(
+        pair.base,
+        pair.finetuned,
+        recipe=template(),
+        out=tmp_path / "out",
+        calibration=pair.data,
+        samples=8,
+        seq_len=16,
+        device="cpu",
+    )
+    with pytest.raises(KeyboardInterrupt):
+        measuring.survey_pair(job, Inputs(), Recorder(1))  # at the end of layer 0
+    layers = [name for name in Checkpoint.open(pair.finetuned).tensors if ".layers." in name]
+    assert sorted(asked) == sorted(layers)  # each once
+    assert sorted(dropped) == sorted(name for name in layers if ".layers.1." in name and "_proj" in name)
 
 
 def test_what_is_not_finite_is_told(pair: Pair, tmp_path: Path) -> None:

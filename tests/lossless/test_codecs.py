@@ -69,6 +69,7 @@ def test_identity_around_chunk_boundaries(codec: str, kind: str) -> None:
         raw = sample(kind, size)
         coded = lossless.encode(raw, codec)
         assert lossless.decode(coded, raw_bytes=size) == raw
+        assert lossless.coder(codec).coded_bytes(raw) == len(coded)
         assert windows_of(coded, size).frame.codec == codec
         assert len(coded) <= stream.HEADER_BYTES + 1.01 * size + 320 * (1 + size // 65536)  # never much larger
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from deltacompress.artifact.delta import load_delta
+from deltacompress.artifact.side_by_side import side_by_side
 from deltacompress.budget.measuring.probes import HeldStreams
 from deltacompress.calibration.held_back import HeldBack
 from deltacompress.checkpoints.pairing import Pairing
 from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.devices import current
 from deltacompress.errors import NumericsError
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.finite import all_finite
 from deltacompress.numerics.likelihood import kl_divergence
+
+_THREADS = 4
+"""That read tensors, or restore them: a few of a layer are in memory twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,9 @@ class Judge:
     def judge(self, artifact: str, base: Checkpoint) -> Judged:
         """Of an artifact on its base; raises as Delta.restored."""
         delta = load_delta(artifact)
-        found = self._answers(lambda name: delta.restored(name, delta.read_base(name, base)))
-        per = torch.cat([kl_divergence(*one) for one in zip(self._targets, found, strict=True)])
+        where = self._skeleton.device
+        found = self._answers(lambda name: delta.restored(name, delta.read_base(name, base, where), where))
+        per = self._divergences(found)
         if not all_finite(per):
             raise NumericsError("what it restores does not give finite answers", where=artifact)
         return Judged(float(per.mean()), error_by_record(per, self._record), len(per))
@@ -73,7 +80,7 @@ class Judge:
             return pairing.base.read(str(one.base_name)) if same else pairing.finetuned.read(name)
 
         found = self._answers(read)
-        per = torch.cat([kl_divergence(*one) for one in zip(self._targets, found, strict=True)])
+        per = self._divergences(found)
         wanted = [batch.ids.roll(-1, 1)[batch.written] for batch in self._batches]
         losses = [
             -sum(float(p.gather(1, ids.to(p.device)[:, None]).sum()) for p, ids in zip(some, wanted, strict=True))
@@ -82,19 +89,37 @@ class Judge:
         ]
         return Against(float(per.mean()), *losses)
 
+    def _divergences(self, found: Sequence[Tensor]) -> Tensor:
+        """KL of each token that is to be written, f64 [tokens], on the CPU; computed where the model runs."""
+        where = self._skeleton.device
+        pairs = zip(self._targets, found, strict=True)
+        return torch.cat([kl_divergence(target.to(where), one.to(where)).cpu() for target, one in pairs])
+
     def _answers(self, read: Callable[[str], Tensor]) -> list[Tensor]:
         skeleton = self._skeleton
-        skeleton.load([name for name in skeleton.outer_names() if name != skeleton.head_name], read)
+        self._load([name for name in skeleton.outer_names() if name != skeleton.head_name], read)
         held = HeldStreams(skeleton, self._batches)
         skeleton.free([skeleton.embedding_name])
         for i in range(skeleton.num_layers):
-            skeleton.load(skeleton.layer_names(i), read)
+            self._load(skeleton.layer_names(i), read)
             held.clean = held.through(i, held.clean)
             skeleton.free_layer(i)
-        skeleton.load([skeleton.head_name or skeleton.embedding_name], read)
+        self._load([skeleton.head_name or skeleton.embedding_name], read)
         answers = [one.cpu() for one in held.answers()]
         skeleton.free(skeleton.outer_names())
         return answers
+
+    def _load(self, names: Sequence[str], read: Callable[[str], Tensor]) -> None:
+        """A few at a time: most of what is done to restore a tensor, a CPU does, in one thread."""
+        skeleton = self._skeleton
+
+        def named(name: str) -> tuple[str, Tensor]:
+            with current(skeleton.device):
+                return name, read(name)
+
+        with closing(side_by_side(named, names, _THREADS)) as tensors:
+            for name, tensor in tensors:
+                skeleton.load([name], {name: tensor}.__getitem__)
 
 
 def error_by_record(per: Tensor, record: Tensor) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from deltacompress.budget.measuring.sizes import part_bytes, told_of_coded
+from deltacompress.budget.measuring.sizes import coded_bytes, part_bytes, to_code, told_of_coded
 from deltacompress.budget.rungs import COARSE, COUNTED, DRAWN, REFERENCE, ROUNDED, ROUNDED_REFERENCE, WIDEST, Rung
 from deltacompress.codecs import counted, obs, rtn
 from deltacompress.codecs.encoded import Encoded, LinearToEncode, restore_tensor
@@ -71,24 +72,34 @@ class Ladder:
         coder count for more where rows are few), and the same share of the loss, of each rung in steps, and of each
         drawn one. None is refined.
         """
+        with ThreadPoolExecutor(1, "deltacompress-sizes") as coding:
+            return self._climbed(rungs, coding)
+
+    def _climbed(
+        self, rungs: Sequence[Rung], coding: ThreadPoolExecutor
+    ) -> tuple[list[Step], dict[str, dict[str, Encoded]]]:
+        """coding: runs the lossless stage, while a GPU encodes the next rung."""
         some, rows = [], sum(len(one.delta) for one in self._linears)
         for one in self._linears:
             at = some_rows(len(one.delta), rows).to(one.delta.device)
             delta = one.delta[at]
             some.append(LinearToEncode(one.name, delta, one.finetuned[at], energy=self._squares(delta)))
         encoded = {rung: self._encoded(self._linears, rung) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
-        whole = {rung: self._step(self._linears, one) for rung, one in encoded.items()}
+        whole = {rung: self._step(self._linears, one, coding) for rung, one in encoded.items()}
+        few = (REFERENCE, DRAWN, *(rung for rung in rungs if rung not in whole))
+        part = {rung: self._step(some, self._encoded(some, rung), coding) for rung in few}
         told, more = dict[bool, int](), dict[bool, tuple[float, float]]()
         for rung in (REFERENCE, DRAWN):
-            nbytes, loss = self._step(some, self._encoded(some, rung))
+            (nbytes, loss), (of_whole, whole_loss) = part[rung], whole[rung]
             told[rung.drawn] = sum(map(told_of_coded, self._tensors, encoded[rung].values()))
-            more[rung.drawn] = whole[rung][0] - nbytes, whole[rung][1] / loss if loss else 0.0
+            more[rung.drawn] = of_whole.result() - nbytes.result(), whole_loss / loss if loss else 0.0
         steps = []
         for rung in rungs:
-            nbytes, loss = whole.get(rung) or self._step(some, self._encoded(some, rung))
+            coded, loss = whole.get(rung) or part[rung]
+            size = coded.result()
             if rung not in whole:
-                nbytes, loss = max(nbytes + more[rung.drawn][0], 0.0), loss * more[rung.drawn][1]
-            steps.append(Step(rung.name, round(told[rung.drawn] + nbytes), loss))
+                size, loss = max(size + more[rung.drawn][0], 0.0), loss * more[rung.drawn][1]
+            steps.append(Step(rung.name, round(told[rung.drawn] + size), loss))
         return steps, {rung.name: one for rung, one in encoded.items()}
 
     def _encoded(self, linears: Sequence[LinearToEncode], rung: Rung) -> dict[str, Encoded]:
@@ -98,12 +109,15 @@ class Ladder:
     def _squares(self, error: Tensor) -> float:
         return float(quadratic(error, self._shared.hessian).sum(dtype=torch.float64))
 
-    def _step(self, some: Sequence[LinearToEncode], encoded: Mapping[str, Encoded]) -> tuple[float, float]:
+    def _step(
+        self, some: Sequence[LinearToEncode], encoded: Mapping[str, Encoded], coding: ThreadPoolExecutor
+    ) -> tuple[Future[float], float]:
         """Bytes of the parts, and share lost by the reference's H, as if all rows were like these."""
-        nbytes = lost = energy = 0.0
+        lost = energy = 0.0
+        to_be_coded = []
         for whole, few in zip(self._linears, some, strict=True):
             one, scale = encoded[whole.name], len(whole.delta) / len(few.delta)
-            nbytes += part_bytes(one, self._coder, scale)
+            to_be_coded.append((to_code(one, self._coder), scale))
             assert one.sums is not None
             own, of = one.sums.lost, one.sums.energy
             if one.damp_fraction != self._shared.factor.damp_fraction:
@@ -111,7 +125,10 @@ class Ladder:
                 values = restore_tensor(one.format, one.params, one.parts, zeros, few.delta, whole.name)
                 own, of = (self._squares(error) for error in (values - few.delta, few.delta))
             lost, energy = lost + scale * own, energy + scale * of
-        return nbytes, lost / energy if energy else 0.0
+        return coding.submit(self._coded, to_be_coded), lost / energy if energy else 0.0
+
+    def _coded(self, parts: Sequence[tuple[list[memoryview], float]]) -> float:
+        return sum(coded_bytes(one, self._coder, scale) for one, scale in parts)
 
 
 def _settings(rung: Rung) -> ObsSettings:

@@ -163,7 +163,11 @@ def _walked(
     tokens = prepared.tokens or tokens_of(job, opened.finetuned, skeleton, inputs)
     some, every = (_batches(one.of(records), opened.where) for one in (PROBED, WHOLE))
     ids = tokens.ids[: _few(job.calibration_spec)]
-    return walk(prepared.plan, skeleton, ids, some, every, rungs, opened.coder, reporter)
+    try:
+        return walk(prepared.plan, skeleton, ids, some, every, rungs, opened.coder, reporter)
+    finally:
+        for checkpoint in (opened.base, opened.finetuned):
+            checkpoint.forget_ahead()
 
 
 def _few(spec: CalibrationSpec) -> int:

@@ -26,14 +26,23 @@ but those of the first few parts."""
 
 def part_bytes(encoded: Encoded, coder: Coder, scale: float = 1.0) -> float:
     """Bytes of a tensor's parts after the lossless stage. scale: how many times as many rows as `encoded` it has."""
+    return coded_bytes(to_code(encoded, coder), coder, scale)
+
+
+def to_code(encoded: Encoded, coder: Coder) -> list[memoryview]:
+    """A tensor's parts as the lossless stage is given them, in host memory."""
     parts = encoded.parts
-    if coder.codec == "none":
-        return scale * sum(part.nbytes for part in parts.values())
-    if encoded.format == "packed":
+    if coder.codec != "none" and encoded.format == "packed":
         parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, ""), parts)
-    frame = len(coder.encode(b""))
-    sizes = [len(coder.encode(tensor_bytes(part.contiguous().cpu()))) - frame for part in parts.values()]
-    return sum(frame + scale * size for size in sizes)
+    return [tensor_bytes(part.contiguous().cpu()) for part in parts.values()]
+
+
+def coded_bytes(parts: Iterable[memoryview], coder: Coder, scale: float) -> float:
+    """Bytes of parts after the lossless stage. scale: how many times as many rows as in `parts` there are."""
+    if coder.codec == "none":
+        return scale * sum(part.nbytes for part in parts)
+    frame = coder.coded_bytes(b"")
+    return sum(frame + scale * (coder.coded_bytes(part) - frame) for part in parts)
 
 
 def group_bytes(manifest: Manifest, groups: Iterable[Iterable[str]]) -> tuple[int, ...]:

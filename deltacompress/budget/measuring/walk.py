@@ -128,6 +128,7 @@ def walk(
     room = Room(device, features=widest, hidden=skeleton.hidden_size, tokens=size * ids.shape[1], note=reporter.note)
     whole = {rung.name: Probe(wide.clean) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
     walk = _Walk(plan, skeleton, coder, reporter, held, wide, precision, room, stream, calls, rungs, whole)
+    plan.read_ahead(skeleton.layer_names(0), device)
     _embedding(walk)
     skeleton.free([skeleton.embedding_name])
     reporter.step("embedding")
@@ -178,6 +179,8 @@ def _layer(walk: _Walk, i: int) -> None:
     skeleton, held = walk.skeleton, walk.held
     names = skeleton.layer_names(i)
     skeleton.load(names, walk.plan.finetuned.read)
+    if i + 1 < skeleton.num_layers:
+        walk.plan.read_ahead(skeleton.layer_names(i + 1), skeleton.device)
     with record_inputs(skeleton, i) as recorder:
         after = held.through(i, held.clean)
     groups = [[name for name in group.names if walk.plan.tensors[name].calibrated] for group in recorder.groups]

@@ -55,7 +55,7 @@ def decode(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Tens
         raise FormatError(f"the exact format needs planes of {item} x {like.numel()} bytes", where=where)
     if base is not None and (base.shape[1:] != like.shape[1:] or base.shape[:1] > like.shape[:1]):
         raise FormatError(f"a base of {tuple(base.shape)} does not fit {tuple(like.shape)}", where=where)
-    transform, reference = _reference(base, torch.empty(like.shape, dtype=like.dtype))
+    transform, reference = _reference(base, torch.empty(like.shape, dtype=like.dtype, device=planes.device))
     if params.get("transform") != transform:
         raise FormatError(f"transform {params.get('transform')!r} does not fit {like.dtype}", where=where)
     raw = torch.stack(planes.unbind(), 1).view(-1)  # several times as fast as a copy of the transpose
@@ -90,8 +90,8 @@ def pieces(
 
 
 def _reference(base: Tensor | None, finetuned: Tensor) -> tuple[str, Tensor]:
-    """The transform for this dtype, and the base as a tensor of the fine-tuned one's dtype and shape."""
-    reference = torch.zeros(finetuned.shape, dtype=finetuned.dtype)
+    """The transform for this dtype, and the base as a tensor of the fine-tuned one's dtype, shape and device."""
+    reference = torch.zeros(finetuned.shape, dtype=finetuned.dtype, device=finetuned.device)
     if base is not None:
         rows = base.to(finetuned.dtype)
         if rows.shape == reference.shape:

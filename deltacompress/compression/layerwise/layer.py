@@ -70,9 +70,8 @@ def _load(walk: Walk, i: int) -> None:
 
 
 def read_ahead(walk: Walk, i: int) -> None:
-    """Let a thread read layer i while a GPU computes; a CPU has no time to spare."""
-    if walk.skeleton.device.type == "cuda":
-        walk.plan.read_ahead(walk.skeleton.layer_names(i))
+    """Let a thread read layer i; as Plan.read_ahead."""
+    walk.plan.read_ahead(walk.skeleton.layer_names(i), walk.skeleton.device)
 
 
 def _find_spent(groups: list[list[str]], both: Sequence[LayerTurns]) -> None:
