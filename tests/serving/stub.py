@@ -2,12 +2,13 @@
 
 Text is as its bytes; the answer to a prompt is that prompt again, a token for each character, until max_tokens. Words
 in a prompt make it misbehave: SLOW (a token in 20 ms), FAIL (its variant cannot be had), CRASH (the process dies),
-LATE (it times out), STUCK (a step does not end). A conversation with HANG takes until one with GO comes, and one with
-BUSY finds its template busy.
+LATE (it times out), STUCK (a step does not end), HEAP (it answers how many objects no collection looks at, of eight
+digits). A conversation with HANG takes until one with GO comes, and one with BUSY finds its template busy.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -102,6 +103,8 @@ class StubEngine:
             raise TemplateBusyError("busy")
         if "HANG" in words:
             assert self._go.wait(60)
+        if "HEAP" in words:
+            prompt = [ord(one) for one in f"{gc.get_freeze_count():08}"]
         if not prompt:
             raise InputError("the prompt is empty", way_out="write some text")
         if any(token >= 0x110000 for token in prompt):

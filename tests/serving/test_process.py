@@ -76,6 +76,12 @@ def test_sigterm_ends_what_runs_and_takes_nothing_new(process: Start) -> None:
     assert not is_alive(engine)
 
 
+def test_collections_pass_over_what_was_imported(process: Start) -> None:
+    asked = {"model": "bot", "prompt": "HEAP", "max_tokens": 8}
+    answer = httpx.post(f"{process().url}/v1/completions", json=asked).json()
+    assert int(answer["choices"][0]["text"]) > 20_000
+
+
 def test_who_reads_slowly_has_the_drain_to_read_an_answer(process: Start) -> None:
     """All of it was computed before the signal, and more than the system takes at once is still to be sent."""
     server = process(drain=300)

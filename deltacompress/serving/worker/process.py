@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from deltacompress.errors import BackendError, InternalError, failure, for_the_command_line, option
+from deltacompress.processes.collector import heap_spared
 from deltacompress.processes.started import ORPHANED
 from deltacompress.runtime.engine.live.events import Event
 from deltacompress.serving.channel import Teller
@@ -52,6 +53,7 @@ def main(make: Build | None = None) -> int:
             def made(start: Start, emit: Callable[[Event], None]) -> Served:
                 served = (make or build)(start, emit)
                 at_end.callback(served.close)  # nothing else does: this process ends past all that Python does then
+                at_end.enter_context(heap_spared())  # variants come and go after this, and no stream waits meanwhile
                 return served
 
             Worker(start, made, teller).run()

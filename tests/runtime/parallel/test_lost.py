@@ -96,6 +96,21 @@ def kills_itself() -> None:
     Rank._forward = forward  # type: ignore[method-assign]
 
 
+def counts_what_is_spared() -> None:
+    def forward(self: Rank, plan: Any) -> None:
+        raise Dies(f"{gc.get_freeze_count()} objects")
+
+    Rank._forward = forward  # type: ignore[method-assign]
+
+
+def test_collections_pass_over_what_a_rank_imported(make_pair: Callable[..., Pair]) -> None:
+    with (
+        both_of(make_pair("qwen2").base, 2, counts_what_is_spared) as both,
+        pytest.raises(RankLostError, match=r"^rank 1 of 2 \(cpu\): Dies: [1-9]\d{5,} objects"),
+    ):
+        both.many.logits(ASKED)
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_rank_that_fails_in_a_forward(
     make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, steps: list[bool], *, beside: bool
@@ -332,8 +347,10 @@ def test_all_else_goes_on_while_another_rank_reads(served: Callable[..., Served]
     with both_of(served("llama", "lossless").pair.base, 2, reads_when_it_may) as both:
         others, base = both.many.model.others, both.many.model.base
         slow(copies[0]).touch()
-        opened = [others.opened(one, base, None) for one in copies]
-        read = [others.prepare(one) for one in (*opened, opened[0])]  # of one variant twice, as of two names
+        opened = [others.opened(copies[0], base, None)]
+        read = [others.prepare(opened[0])]  # before others can take its turn
+        opened += [others.opened(one, base, None) for one in copies[1:]]
+        read += [others.prepare(one) for one in (*opened[1:], opened[0])]  # of one variant twice, as of two names
         with ThreadPoolExecutor() as pool:
             waiting = [pool.submit(one) for one in read]
             wanted = both.one.logits(ASKED)[0]

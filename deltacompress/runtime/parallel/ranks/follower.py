@@ -13,13 +13,15 @@ import queue
 import signal
 import sys
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from deltacompress.errors import DeltaCompressError, failure, for_the_command_line
+from deltacompress.processes.collector import heap_spared
 from deltacompress.processes.started import Told, error_fields, orders
 
 if TYPE_CHECKING:
     from deltacompress.runtime.parallel.ranks.messages import Message
+    from deltacompress.runtime.parallel.ranks.rank import Rank
 
 
 def main() -> int:
@@ -62,7 +64,12 @@ def _follow(start: dict[str, Any], orders: queue.Queue[Message], told: Told) -> 
         told.send("read", [turn, None if error is None else error_fields(error)])
 
     rank = Rank.load(start, lambda: told.send("ready", True), read)
-    told.send("loaded", True)
+    with heap_spared():  # else all ranks would wait for one that looks at its heap
+        told.send("loaded", True)
+        _obey(rank, orders, told)
+
+
+def _obey(rank: Rank, orders: queue.Queue[Message], told: Told) -> NoReturn:
     while True:
         order = orders.get()
         try:
