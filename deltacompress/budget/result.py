@@ -66,7 +66,8 @@ class BudgetResult:
         more = {
             "budget": self.rows(),
             "kl_standard_error": self.judged.error,
-            "held_back_tokens": self.judged.tokens,
+            "kl_upper_bound": self.judged.bound,
+            "judged_tokens": self.judged.tokens,
             "predicted_before_last": self.predicted.kl,
             "compressions": self.attempts,
             "survey_seconds": self.survey_seconds,

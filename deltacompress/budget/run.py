@@ -107,16 +107,24 @@ def compress_to(
 @contextmanager
 def _telling_what_waits(out: Path) -> Iterator[None]:
     """An interrupt: a compression's own does not know of what was measured before."""
+    before = _inode(out)
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as stop:
         kept = kept_path(out)
+        if _inode(out) not in (None, before):
+            kept.unlink(missing_ok=True)
+            raise Interrupted(f"interrupted, but {out} was published, and is as it was asked") from stop
         if not kept.exists():
             if isinstance(stop, Interrupted):  # without loss there are steps, and nothing to measure
                 raise
-            raise Interrupted("interrupted before anything was measured: run it again") from stop
+            raise Interrupted("interrupted before all was measured, nothing is kept: run it again") from stop
         way_out = f"what was measured waits in {kept}: run again with {switch('resume')}"
         raise Interrupted("interrupted, nothing published", way_out=way_out) from stop
+
+
+def _inode(path: Path) -> int | None:
+    return path.stat().st_ino if path.exists() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +222,8 @@ def _attempts(
         if tried is None:
             surveyed.keep(asked, [one.tried for one in found])
         if of is trial:
-            shutil.rmtree(attempt_path(job.out), ignore_errors=True)  # it is of no more use
+            if tried is None:  # else it may be the attempt after it that an interrupted run has made
+                shutil.rmtree(attempt_path(job.out), ignore_errors=True)  # it is of no more use
             target = target.corrected(one.picks, one.tried, trial=True)
             continue
         attempts = found[trial is not None :]

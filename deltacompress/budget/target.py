@@ -15,6 +15,8 @@ from deltacompress.errors import InputError, option
 
 _AIM, _AIM_AGAIN, _AIM_KL = 0.995, 0.99, 0.9
 """Of what is asked, what is aimed at, as predictions miss; again: where the first one missed by more than that."""
+_LESS_KL = 0.8
+"""Times that for each compression that lost more than was asked: KL grows faster than is predicted there."""
 _BOUND = 1.25
 """The upper bound of a KL over it, until one was measured."""
 _NEAR = {"size": 0.98, "kl": 0.4}
@@ -50,13 +52,14 @@ def _told_fixed(request: Request, nbytes: int) -> str:
 class Target:
     """A request, and what is known of the pair. aim: of a size, the share that is aimed at.
 
-    bound: upper bound of a KL over it.
+    bound: upper bound of a KL over it. missed_kl: compressions that lost more than was asked.
     """
 
     request: Request
     survey: Survey
     aim: float = _AIM
     bound: float = _BOUND
+    missed_kl: int = 0
 
     @property
     def size(self) -> int | None:
@@ -85,7 +88,7 @@ class Target:
 
     def _of_quality(self, kl: float) -> list[int]:
         rungs = self.survey.rungs
-        picks = smallest(rungs, self.survey.sum_at(kl / self.bound * _AIM_KL))
+        picks = smallest(rungs, self.survey.sum_at(kl / self.bound * _AIM_KL * _LESS_KL**self.missed_kl))
         if picks is None:
             picks = smallest(rungs, self.survey.sum_at(kl / self.bound))
         if picks is None:
@@ -157,4 +160,5 @@ class Target:
         bound = judged.bound / judged.kl if judged.kl > 0 else self.bound
         kl = judged.kl * (survey.after_trial(picks) if trial else 1.0)
         survey = survey.corrected(picks, tried.bytes, tried.groups, kl)
-        return Target(self.request, survey, _AIM if trial else _AIM_AGAIN, bound)
+        missed = self.missed_kl + (not trial and self.size is None and self.above(tried.bytes, judged))
+        return Target(self.request, survey, _AIM if trial else _AIM_AGAIN, bound, missed)

@@ -362,7 +362,7 @@ def test_all_attempts_miss(
 
 
 def test_folders_that_are_missing_are_made_and_taken_back(pair: Pair, tmp_path: Path) -> None:
-    with pytest.raises(Interrupted, match="before anything was measured"):
+    with pytest.raises(Interrupted, match="before all was measured"):
         budget(pair, tmp_path / "new" / "dir" / "out", max_size=GENEROUS, reporter=Recorder(2))
     assert list(tmp_path.iterdir()) == []
     budget(pair, tmp_path / "new" / "dir" / "out", max_size=GENEROUS)
@@ -402,7 +402,7 @@ def test_a_second_run_is_refused_before_it_measures(pair: Pair, tmp_path: Path) 
                 begin()
         raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted, match="before anything was measured"):
+    with pytest.raises(Interrupted, match="before all was measured"):
         budget(pair, tmp_path / "out", max_size=GENEROUS, reporter=_Reaching(another))
     assert refused.steps == []
     assert list(tmp_path.iterdir()) == []
@@ -430,7 +430,7 @@ def test_where_nothing_can_be_made_is_told_before_anything_is_measured(pair: Pai
 
 
 def test_interrupted_while_measuring_nothing_is_left(pair: Pair, tmp_path: Path) -> None:
-    with pytest.raises(Interrupted, match="before anything was measured: run it again"):
+    with pytest.raises(Interrupted, match="before all was measured, nothing is kept: run it again"):
         budget(pair, tmp_path / "out", max_size=GENEROUS, reporter=Recorder(2))
     assert list(tmp_path.iterdir()) == []
 
@@ -461,7 +461,7 @@ def test_what_was_measured_is_of_no_use_for_other_data(pair: Pair, tmp_path: Pat
         ):
             budget(pair, tmp_path / "out", max_size=asked, resume=True)
     recorder = Recorder(2)
-    with pytest.raises(Interrupted, match="before anything was measured"):
+    with pytest.raises(Interrupted, match="before all was measured"):
         budget(pair, tmp_path / "out", max_size=asked, seed=1, reporter=recorder)
     again = budget(pair, tmp_path / "out", max_size=asked, seed=1)
     [note] = [one for one in recorder.notes if "earlier run measured" in one]
@@ -678,3 +678,47 @@ def test_what_an_earlier_attempt_kept_is_not_lost(thrice: Whole) -> None:
     assert any("attempt 1" in note and "would do" in note for note in notes)
     assert any("attempt 3" in note and "recipe of one that kept it" in note for note in notes)
     assert load_delta(thrice.out).manifest.recipe == result.recipe.model_dump(mode="json")
+
+
+@pytest.mark.usefixtures("tried_first")
+def test_interrupted_while_an_attempt_after_a_trial_is_measured_it_is_not_made_again(
+    pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, judge, calls = sum(ladder) // 2, Judge.judge, list[str]()
+
+    def interrupted(self: Judge, artifact: str, base: Checkpoint) -> Judged:
+        calls.append(artifact)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return judge(self, artifact, base)
+
+    monkeypatch.setattr(Judge, "judge", interrupted)
+    with pytest.raises(Interrupted, match="what was measured waits in"):
+        budget(pair, tmp_path / "out", max_size=asked)
+    made = files_of(tmp_path / "out.attempt")
+    recorder = Recorder()
+    result = budget(pair, tmp_path / "out", max_size=asked, resume=True, reporter=recorder)
+    assert recorder.steps.count("head") == result.attempts - 1
+    assert any("out.attempt: " in note and "used again" in note for note in recorder.notes)
+    assert result.attempts > 1 or files_of(tmp_path / "out") == made
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize("force", [True, False])
+def test_interrupted_after_it_was_published_it_says_so(
+    pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch, fits: bool, force: bool
+) -> None:
+    asked, out = "1GB" if fits else sum(ladder) // 2, tmp_path / "out"
+    if force:
+        budget(pair, out, max_size=asked, seed=1)
+
+    def interrupted(path: Path) -> Any:
+        if path == out:
+            raise KeyboardInterrupt
+        return load_delta(path)
+
+    monkeypatch.setattr("deltacompress.budget.run.load_delta", interrupted)
+    with pytest.raises(Interrupted, match=r"^interrupted, but .*out was published, and is as it was asked$"):
+        budget(pair, out, max_size=asked, force=force)
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "out.recipe.yaml"}
+    verify(out, base=pair.base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,18 @@ def test_a_quality_is_aimed_at_with_the_margin_that_was_measured() -> None:
     )
     assert steady.choose() == [0, 1]
     assert unsure.choose() == [1, 1]
+
+
+def test_each_compression_that_lost_too_much_has_the_next_aim_lower() -> None:
+    """Of [0, 1] 1.25 is predicted: 0.9 of 1.5 is more than that, 0.8 of it is not."""
+    asked = replace(asking(kl=1.5), bound=1.0)
+    assert [replace(asked, missed_kl=misses).choose() for misses in (0, 1)] == [[0, 1], [1, 1]]
+    kept, missed = (Tried(bytes=3500, groups=(1000, 2000), judged=judged(1.25, error=of)) for of in (0.0, 1.0))
+    assert asked.corrected([0, 1], kept).missed_kl == 0
+    again = asked.corrected([0, 1], missed)
+    assert (again.missed_kl, again.corrected([0, 1], missed).missed_kl) == (1, 2)
+    assert asked.corrected([0, 1], missed, trial=True).missed_kl == 0
+    assert asking(size=3400).corrected([0, 1], kept).missed_kl == 0
 
 
 def test_kl_is_the_sum_up_to_the_reference_and_a_power_from_there() -> None:

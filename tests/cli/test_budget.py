@@ -35,7 +35,8 @@ def test_asked_predicted_and_reached(pair: Pair, tmp_path: Path, capsys: pytest.
     assert asked["ratio"] == pytest.approx(1.2, rel=1e-3)
     assert predicted["kl"] > 0
     assert reached["kl"] > 0
-    assert data["held_back_tokens"] > 0
+    assert data["judged_tokens"] > 0
+    assert data["kl_upper_bound"] == pytest.approx(data["budget"][-1]["kl"] + 1.645 * data["kl_standard_error"])
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def analyze(
         Path | None,
         typer.Option(
             help="Also write analysis.json and, where matplotlib is installed, histograms.png "
-            "(base, fine-tuned, delta) to this directory."
+            "(base, fine-tuned, delta) to this directory; with --predict frontier.json and frontier.png."
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what --out holds of another pair.")] = False,
