@@ -136,7 +136,8 @@ class Recipe(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            first = error.errors()[0]
+            # a field that is misspelt is missing under its own name, too
+            first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
             at = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # not which branch of a union
             told = first["msg"].removeprefix("Value error, ")
             if first["type"] == "extra_forbidden":

@@ -21,7 +21,7 @@ from deltacompress.budget.measuring import ladder, probes
 from deltacompress.budget.measuring import pair as measuring
 from deltacompress.budget.measuring import walk as walking
 from deltacompress.budget.measuring.judge import Judge, error_by_record
-from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes
+from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes, part_bytes, to_code
 from deltacompress.budget.measuring.walk import Measured, Walked, walk
 from deltacompress.budget.recipe import recipe_of
 from deltacompress.budget.rungs import CALIBRATED, COARSE, DRAWN, REFERENCE, RUNGS, WIDEST, template
@@ -204,6 +204,30 @@ def test_rungs_of_whole_models_are_measured_on_all_rows(monkeypatch: pytest.Monk
     assert every[fine.name].loss / every[REFERENCE.name].loss == pytest.approx(
         few[fine.name].loss / few[REFERENCE.name].loss, rel=0.1
     )
+
+
+def test_bytes_of_some_rows_are_taken_for_all_but_for_frames_and_what_all_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stream its frame is there once; tables of a coder that take more where rows are few, as the reference's."""
+    monkeypatch.setattr(ladder, "LEAST_ROWS", 1)
+    monkeypatch.setattr(ladder, "told_of_coded", lambda *_: 1000)
+    chance = torch.Generator().manual_seed(0)
+    delta, inputs = torch.randn(64, 256, generator=chance), torch.randn(300, 256, generator=chance)
+    sums = HessianAccumulator(256, device=torch.device("cpu"), asymmetric=False)
+    sums.add(inputs)
+    plan: Any = SimpleNamespace(name="w")
+    zstd, some = coder("zstd"), LinearToEncode("w", delta[::8], delta[::8])
+    one = ladder.Ladder([plan], [LinearToEncode("w", delta, delta)], sums, zstd)
+    told = {step.rung: step.bytes for step in one.climb(CALIBRATED)[0]}
+    frame = len(zstd.encode(b""))
+    fine, few = RUNGS["4 bits, steps of 0.5"], dict[str, float]()
+    for rung in (fine, REFERENCE):
+        parts = one._encoded([some], rung)["w"]
+        streams = [len(zstd.encode(part)) for part in to_code(parts, zstd)]
+        few[rung.name] = sum(frame + 8 * (stream - frame) for stream in streams)
+        assert part_bytes(parts, zstd, 8) == few[rung.name]
+        assert part_bytes(parts, coder("none"), 8) == 8 * sum(part.nbytes for part in parts.parts.values())
+    assert told[fine.name] - few[fine.name] == pytest.approx(told[REFERENCE.name] - few[REFERENCE.name], abs=1)
+    assert abs(told[REFERENCE.name] - 1000 - few[REFERENCE.name]) > 2
 
 
 def test_records_run_in_batches_of_about_as_many_tokens() -> None:

@@ -16,6 +16,7 @@ from pairs import Pair, Recorder, changed, files_of, remove
 from safetensors.torch import load_file
 
 from deltacompress.artifact.delta import load_delta, verify
+from deltacompress.artifact.outputs import publish_directory
 from deltacompress.artifact.restoration import restore
 from deltacompress.budget import survey, target
 from deltacompress.budget.measuring import ladder as rows
@@ -712,12 +713,15 @@ def test_interrupted_after_it_was_published_it_says_so(
     if force:
         budget(pair, out, max_size=asked, seed=1)
 
-    def interrupted(path: Path) -> Any:
-        if path == out:
-            raise KeyboardInterrupt
-        return load_delta(path)
+    def interrupted(*given: Any, **options: Any) -> None:
+        publish_directory(*given, **options)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr("deltacompress.budget.run.load_delta", interrupted)
+    if force:
+        with pytest.raises(Interrupted, match="before all was measured" if not fits else r"out\.attempt\.partial"):
+            budget(pair, out, max_size=asked, force=True, reporter=Recorder(2))
+        remove(tmp_path / "out.attempt.partial")
+    monkeypatch.setattr("deltacompress.budget.run.publish_directory", interrupted)
     with pytest.raises(Interrupted, match=r"^interrupted, but .*out was published, and is as it was asked$"):
         budget(pair, out, max_size=asked, force=force)
     assert {path.name for path in tmp_path.iterdir()} == {"out", "out.recipe.yaml"}

@@ -94,6 +94,7 @@ def test_obs_needs_inputs(kind: str) -> None:
         ({"rules": [EXACT | {"bits": 4}]}, "bits"),
         ({"rules": [OBS | {"bits": 5}]}, "bits"),
         ({"rules": [OBS | {"bit": 4}]}, "rules.0.obs.bit: no such field; see"),
+        ({"rules": [{"codec": "obs", "bit": 4}]}, "rules.0.obs.bit: no such field; see"),
         ({"rules": [OBS | {"kind": "conv"}]}, "kind"),
         ({"rules": [OBS | {"bits": 1}]}, "midrise"),
         ({"rules": [OBS | {"sparsity": "4:2"}]}, "4:2"),
