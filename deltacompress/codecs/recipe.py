@@ -136,8 +136,13 @@ class Recipe(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            # a field that is misspelt is missing under its own name, too
-            first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+            errors = error.errors()
+            first = errors[0]
+            if first["type"] == "missing":  # perhaps as it is misspelt
+                unknown = [
+                    one for one in errors if one["type"] == "extra_forbidden" and one["loc"][:-1] == first["loc"][:-1]
+                ]
+                first = next(iter(unknown), first)
             at = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # not which branch of a union
             told = first["msg"].removeprefix("Value error, ")
             if first["type"] == "extra_forbidden":
