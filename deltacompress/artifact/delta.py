@@ -124,8 +124,8 @@ class Delta:
     def restored(self, name: str, base: Tensor | None, device: torch.device | None = None) -> Tensor:
         """The restored tensor `name`, checked against its recorded hash.
 
-        base: what `read_base` gives for it. device: where that is, and where it is restored: the CPU by default. All of
-        it is exact, so that a GPU gives the bytes that a CPU gives.
+        base: what `read_base` gives for it. device: where that is, and where it is restored: the CPU by default. Of
+        coded tensors a GPU gives the bytes that a CPU gives: it is exact.
 
         Raises:
             IntegrityError: damaged parts, or a result that differs from what was compressed.

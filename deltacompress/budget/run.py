@@ -107,24 +107,16 @@ def compress_to(
 @contextmanager
 def _telling_what_waits(out: Path) -> Iterator[None]:
     """An interrupt: a compression's own does not know of what was measured before."""
-    before = _inode(out)
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as stop:
         kept = kept_path(out)
-        if _inode(out) not in (None, before):
-            kept.unlink(missing_ok=True)
-            raise Interrupted(f"interrupted, but {out} was published, and is as it was asked") from stop
         if not kept.exists():
             if isinstance(stop, Interrupted):  # without loss there are steps, and nothing to measure
                 raise
             raise Interrupted("interrupted before all was measured, nothing is kept: run it again") from stop
         way_out = f"what was measured waits in {kept}: run again with {switch('resume')}"
         raise Interrupted("interrupted, nothing published", way_out=way_out) from stop
-
-
-def _inode(path: Path) -> int | None:
-    return path.stat().st_ino if path.exists() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +185,16 @@ def _without_loss(job: CompressionJob, request: Request, inputs: Inputs, reporte
 def _published(job: CompressionJob, recipe: Recipe, made: CompressResult) -> CompressResult:
     """The recipe and the artifact in their places; what was measured is of no more use."""
     write_once(recipe_path(job.out), as_yaml(recipe).encode(), replace=True)  # check_places has looked
-    publish_directory(made.out, job.out, replaces=holds_artifact if job.force else None)
-    kept_path(job.out).unlink(missing_ok=True)
-    return replace(made, out=job.out, summary=load_delta(job.out).summary())
+    inode = made.out.stat().st_ino
+    try:
+        publish_directory(made.out, job.out, replaces=holds_artifact if job.force else None)
+        kept_path(job.out).unlink(missing_ok=True)
+        return replace(made, out=job.out, summary=load_delta(job.out).summary())
+    except (KeyboardInterrupt, Interrupted) as stop:
+        if not (job.out.exists() and job.out.stat().st_ino == inode):
+            raise
+        kept_path(job.out).unlink(missing_ok=True)
+        raise Interrupted(f"interrupted, but {job.out} was published, and is as it was asked") from stop
 
 
 def _attempts(
@@ -222,7 +221,7 @@ def _attempts(
         if tried is None:
             surveyed.keep(asked, [one.tried for one in found])
         if of is trial:
-            if tried is None:  # else it may be the attempt after it that an interrupted run has made
+            if _is_of(attempt_path(job.out), one.recipe):  # of an interrupted run it may be the attempt after it
                 shutil.rmtree(attempt_path(job.out), ignore_errors=True)  # it is of no more use
             target = target.corrected(one.picks, one.tried, trial=True)
             continue
@@ -275,6 +274,11 @@ def _compressed(
 ) -> CompressResult:
     """OUT.attempt by this recipe. resume: what an interrupted run has made of the very same is used again."""
     out = attempt_path(job.out)
-    stands = resume and holds_artifact(out) and load_delta(out).manifest.recipe == recipe.model_dump(mode="json")
+    stands = resume and _is_of(out, recipe)
     one = job.model_copy(update={"recipe": recipe, "out": out, "force": not stands, "resume": resume})
     return run_job(one, reporter, inputs, look=look)
+
+
+def _is_of(path: Path, recipe: Recipe) -> bool:
+    """Whether an artifact lies there, made by this recipe, calibration included."""
+    return holds_artifact(path) and load_delta(path).manifest.recipe == recipe.model_dump(mode="json")

@@ -16,7 +16,7 @@ from deltacompress.errors import InputError, option
 _AIM, _AIM_AGAIN, _AIM_KL = 0.995, 0.99, 0.9
 """Of what is asked, what is aimed at, as predictions miss; again: where the first one missed by more than that."""
 _LESS_KL = 0.8
-"""Times that for each compression that lost more than was asked: KL grows faster than is predicted there."""
+"""Times that for each compression that lost more than was asked: the last one should not miss by a little, too."""
 _BOUND = 1.25
 """The upper bound of a KL over it, until one was measured."""
 _NEAR = {"size": 0.98, "kl": 0.4}

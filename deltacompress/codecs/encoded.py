@@ -194,6 +194,8 @@ def _packed(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Ten
         if (row_mask := parts.get("row_mask")) is not None:
             whole = shape[1] if spec.transposed else shape[0]
             delta = _spread_rows(delta, row_mask, whole if len(shape) > 1 else 1)
+    except torch.OutOfMemoryError:  # a RuntimeError, and no fault of theirs
+        raise
     except (ValueError, RuntimeError, IndexError) as error:
         raise FormatError(f"the parts do not decode ({error})", where=where) from error
     if delta.numel() != shape.numel() or (spec.transposed and tuple(shape) != (delta.shape[1], delta.shape[0])):

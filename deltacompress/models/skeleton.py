@@ -97,6 +97,10 @@ class Skeleton:
         slot = self._slots.get(name)
         return "other" if slot is None else slot.kind
 
+    def uses(self, name: str) -> bool:
+        """Whether some part of the model is made of a checkpoint tensor."""
+        return name in self._slots
+
     def layer_names(self, i: int) -> list[str]:
         """Checkpoint names of decoder layer i, in module order."""
         return [name for name, slot in self._slots.items() if slot.layer == i]

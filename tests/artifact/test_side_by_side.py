@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from threading import Event, current_thread
+from threading import Event, Timer, current_thread
 
 import pytest
 
@@ -42,6 +42,22 @@ def test_the_first_error_in_their_order_is_told() -> None:
     assert next(found) == 0
     with pytest.raises(ValueError, match="the first"):
         next(found)
+
+
+def test_what_is_made_waits_for_whoever_takes_it() -> None:
+    begun, first = list[int](), Event()
+
+    def work(k: int) -> int:
+        begun.append(k)
+        if k == 0:
+            assert first.wait(60)
+        return k
+
+    with closing(side_by_side(work, range(50), 2)) as found:
+        Timer(0.3, first.set).start()
+        assert next(found) == 0
+        assert max(begun) <= 2
+        assert list(found) == list(range(1, 50))
 
 
 def test_what_has_not_begun_is_left_undone() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import shutil
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Event, Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.restoration import restore
+from deltacompress.budget.measuring import judge as judging
 from deltacompress.budget.measuring import ladder, probes
 from deltacompress.budget.measuring import pair as measuring
 from deltacompress.budget.measuring import walk as walking
@@ -29,7 +33,7 @@ from deltacompress.budget.survey import survey_of
 from deltacompress.calibration.data import calibration_tokens
 from deltacompress.calibration.held_back import FEWEST, Enough, HeldBack, Records, batched, held_back
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.codecs.encoded import LinearToEncode, restore_tensor
+from deltacompress.codecs.encoded import Encoded, LinearToEncode, restore_tensor
 from deltacompress.codecs.recipe import CalibrationSpec, Recipe
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare
@@ -43,8 +47,8 @@ from deltacompress.reporter import SILENT, Reporter
 SPEC = CalibrationSpec(samples=8, seq_len=16)
 
 
-def prepared(pair: Pair, out: Path) -> tuple[Opened, Prepared]:
-    job = CompressionJob.of(
+def job_of(pair: Pair, out: Path) -> CompressionJob:
+    return CompressionJob.of(
         pair.base,
         pair.finetuned,
         recipe=template(),
@@ -54,6 +58,10 @@ def prepared(pair: Pair, out: Path) -> tuple[Opened, Prepared]:
         seq_len=16,
         device="cpu",
     )
+
+
+def prepared(pair: Pair, out: Path) -> tuple[Opened, Prepared]:
+    job = job_of(pair, out)
     inputs = Inputs()
     opened = open_job(job, inputs, SILENT)
     found = prepare(job, opened.base, opened.finetuned, opened.where, inputs, SILENT)
@@ -222,12 +230,109 @@ def test_bytes_of_some_rows_are_taken_for_all_but_for_frames_and_what_all_add(mo
     fine, few = RUNGS["4 bits, steps of 0.5"], dict[str, float]()
     for rung in (fine, REFERENCE):
         parts = one._encoded([some], rung)["w"]
-        streams = [len(zstd.encode(part)) for part in to_code(parts, zstd)]
+        streams = [len(zstd.encode(part)) for part in to_code(parts)]
         few[rung.name] = sum(frame + 8 * (stream - frame) for stream in streams)
         assert part_bytes(parts, zstd, 8) == few[rung.name]
         assert part_bytes(parts, coder("none"), 8) == 8 * sum(part.nbytes for part in parts.parts.values())
     assert told[fine.name] - few[fine.name] == pytest.approx(told[REFERENCE.name] - few[REFERENCE.name], abs=1)
     assert abs(told[REFERENCE.name] - 1000 - few[REFERENCE.name]) > 2
+
+
+def encoded_of(rows: int) -> Encoded:
+    return Encoded("none", {}, {"a": torch.arange(rows * 700).to(torch.uint8)})
+
+
+def test_a_thread_counts_bytes_behind_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the lossless codec runs is told to it; a rung is begun once no more than two wait."""
+    entered, go = list[torch.device](), Event()
+
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        assert go.wait(60)
+        yield
+
+    monkeypatch.setattr(ladder, "current", current)
+    zstd, gpu = coder("zstd"), torch.device("cuda", 1)
+    with closing(ladder._Sizes(zstd, gpu)) as sizes:
+        found = [sizes.of([(encoded_of(k), 2.0), (encoded_of(1), 1.0)]) for k in (1, 2)]
+        Timer(0.2, go.set).start()
+        found.append(sizes.of([(encoded_of(3), 2.0)]))
+        assert go.is_set()  # it waited for the first
+        told = [one() for one in found]
+    assert entered == [gpu] * 3
+    own = part_bytes(encoded_of(1), zstd)
+    assert told == [part_bytes(encoded_of(k), zstd, 2.0) + own for k in (1, 2)] + [part_bytes(encoded_of(3), zstd, 2.0)]
+    entered.clear()
+    with closing(ladder._Sizes(zstd, torch.device("cpu"))) as sizes:
+        assert sizes.of([(encoded_of(1), 1.0)])() == own
+    assert not entered
+    there = torch.empty(10, device="meta")  # of which nothing can be copied
+    assert ladder._Sizes(coder("none"), gpu).of([(Encoded("none", {}, {"a": there}), 3.0)])() == 120
+
+
+def test_what_no_thread_has_begun_to_count_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, begun, go = list[torch.device](), Event(), Event()
+
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        begun.set()
+        assert go.wait(60)
+        yield
+
+    def failed() -> None:
+        with closing(ladder._Sizes(coder("zstd"), torch.device("cuda", 0))) as sizes:
+            for k in (1, 2):
+                sizes.of([(encoded_of(k), 1.0)])
+            assert begun.wait(60)
+            Timer(0.2, go.set).start()
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(ladder, "current", current)
+    with pytest.raises(ZeroDivisionError):
+        failed()
+    assert len(entered) == 1
+
+
+def test_a_tensor_is_judged_on_a_gpu_where_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    by = Judge.__new__(Judge)
+    skeleton: Any = SimpleNamespace(device=torch.device("cuda", 1))
+    by._skeleton = skeleton
+    monkeypatch.setattr(judging, "free_bytes", lambda device: 6400 * (device.index + 1))
+    assert [by._place(numel) for numel in (200, 201)] == [torch.device("cuda", 1), None]
+    skeleton.device = torch.device("cpu")
+    assert by._place(1) is None
+
+
+def test_the_judge_reads_no_tensor_that_the_model_does_not_use(pair: Pair, tmp_path: Path) -> None:
+    opened, ready = prepared(pair, tmp_path / "none")
+    skeleton = ready.skeleton
+    assert skeleton is not None
+    records = held_back(opened.finetuned, pair.data, SPEC, Enough(100, 0, 100))
+    wanted = Judge(skeleton, opened.finetuned, batched(records, at_most=1))._targets
+    skeleton._names = [*skeleton._names, "model.mtp.weight"]
+    assert not skeleton.uses("model.mtp.weight")
+    found = Judge(skeleton, opened.finetuned, batched(records, at_most=1))._targets
+    assert torch.equal(wanted[0], found[0])
+
+
+def test_judging_keeps_to_the_memory_that_was_given(
+    pair: Pair, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    @contextmanager
+    def limited(device: torch.device, nbytes: int | None) -> Iterator[None]:
+        asked.append(nbytes)
+        yield
+
+    monkeypatch.setattr(measuring, "limited_memory", limited)
+    job = job_of(pair, tmp_path / "out").model_copy(update={"device_memory": 1 << 30})
+    surveyed = measuring.survey_pair(job, Inputs(), SILENT)
+    surveyed.judge(str(artifact))
+    surveyed.against_base()
+    assert asked == [1 << 30] * 3
 
 
 def test_records_run_in_batches_of_about_as_many_tokens() -> None:
@@ -329,16 +434,7 @@ def test_layers_are_read_ahead_and_what_an_interrupt_leaves_is_dropped(
 
     monkeypatch.setattr(Plan, "read_ahead", read_ahead)
     monkeypatch.setattr(Checkpoint, "forget_ahead", forget_ahead)
-    job = CompressionJob.of(
-        pair.base,
-        pair.finetuned,
-        recipe=template(),
-        out=tmp_path / "out",
-        calibration=pair.data,
-        samples=8,
-        seq_len=16,
-        device="cpu",
-    )
+    job = job_of(pair, tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
         measuring.survey_pair(job, Inputs(), Recorder(1))  # at the end of layer 0
     layers = [name for name in Checkpoint.open(pair.finetuned).tensors if ".layers." in name]

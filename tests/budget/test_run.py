@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression import driver
 from deltacompress.compression.before.inputs import Inputs
-from deltacompress.compression.job import CompressionJob
+from deltacompress.compression.job import CompressionJob, CompressResult
 from deltacompress.errors import CalibrationError, InputError, Interrupted, OutputError
 from deltacompress.reporter import SILENT
 
@@ -686,6 +687,7 @@ def test_interrupted_while_an_attempt_after_a_trial_is_measured_it_is_not_made_a
     pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, judge, calls = sum(ladder) // 2, Judge.judge, list[str]()
+    whole = budget(pair, tmp_path / "whole", max_size=asked)
 
     def interrupted(self: Judge, artifact: str, base: Checkpoint) -> Judged:
         calls.append(artifact)
@@ -696,12 +698,42 @@ def test_interrupted_while_an_attempt_after_a_trial_is_measured_it_is_not_made_a
     monkeypatch.setattr(Judge, "judge", interrupted)
     with pytest.raises(Interrupted, match="what was measured waits in"):
         budget(pair, tmp_path / "out", max_size=asked)
-    made = files_of(tmp_path / "out.attempt")
     recorder = Recorder()
     result = budget(pair, tmp_path / "out", max_size=asked, resume=True, reporter=recorder)
-    assert recorder.steps.count("head") == result.attempts - 1
+    assert recorder.steps.count("head") == result.attempts - 1 == whole.attempts - 1
     assert any("out.attempt: " in note and "used again" in note for note in recorder.notes)
-    assert result.attempts > 1 or files_of(tmp_path / "out") == made
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("tried_first")
+def test_what_an_interrupted_run_left_of_a_trial_is_no_attempt(
+    pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = sum(ladder) // 2
+
+    remove_all = shutil.rmtree
+
+    def interrupted(path: Path, **options: Any) -> None:
+        if Path(path) == tmp_path / "out.attempt":
+            raise KeyboardInterrupt
+        remove_all(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(Interrupted):
+        budget(pair, tmp_path / "out", max_size=asked)
+    monkeypatch.setattr(shutil, "rmtree", remove_all)
+    assert len(json.loads((tmp_path / "out.budget.json").read_text())["tried"]) == 1
+    assert (tmp_path / "out.attempt").exists()
+    seen: list[bool] = []
+    compress = driver.run_job
+
+    def looked(*given: Any, **options: Any) -> CompressResult:
+        seen.append((tmp_path / "out.attempt").exists())
+        return compress(*given, **options)
+
+    monkeypatch.setattr("deltacompress.budget.run.run_job", looked)
+    budget(pair, tmp_path / "out", max_size=asked, resume=True)
+    assert seen[0] is False
 
 
 @pytest.mark.parametrize("fits", [True, False])

@@ -11,7 +11,7 @@ from deltacompress.artifact.records import TensorRecord
 from deltacompress.checkpoints.rows import InMemory
 from deltacompress.codecs import rtn
 from deltacompress.codecs.encoded import DECODERS, Encoded, restore_pieces, restore_tensor
-from deltacompress.codecs.formats import exact
+from deltacompress.codecs.formats import exact, packed
 from deltacompress.codecs.formats.table import FORMATS
 from deltacompress.codecs.settings import RtnSettings
 from deltacompress.errors import FormatError
@@ -119,6 +119,15 @@ def test_parts_that_do_not_fit_are_format_errors(
 ) -> None:
     with pytest.raises(FormatError, match=f"^t: .*{message}"):
         restore(sparse_rows, normal(6, 8), meta(6, 8), **change)
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(packed, "decode", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        restore(rtn.encode(normal(6, 8), RtnSettings(bits=4), "t"), normal(6, 8), meta(6, 8))
 
 
 @pytest.mark.parametrize("shape", [(6, 9), (5, 8), (7, 8), (48,), (8, 6)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +18,7 @@ from deltacompress.codecs.encoded import Encoded, LinearToEncode, restore_tensor
 from deltacompress.codecs.settings import CountedSettings, ObsSettings, RtnSettings
 from deltacompress.codecs.solver.solving import factored
 from deltacompress.compression.planning import TensorPlan
+from deltacompress.devices import current
 from deltacompress.lossless import Coder
 from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.numerics.products import quadratic
@@ -24,6 +27,10 @@ SHARE, LEAST_ROWS = 8, 64
 """Of a stack's rows one in so many is coded for each rung, and no fewer than these, where there are so many."""
 MOST_ROUNDED = 1 << 24
 """Weights of a tensor that are rounded for each rung, at most: which rows are all zeros, and so free, is no average."""
+
+
+_BEHIND = 2
+"""Rungs whose parts wait in host memory for the lossless stage, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,36 @@ def some_rows(rows: int, of_stack: int) -> Tensor:
     """Which of a matrix's rows are coded, spread evenly. of_stack: rows of all that are coded together."""
     count = max(rows * min(of_stack, max(LEAST_ROWS, of_stack // SHARE)) // of_stack, 1)
     return torch.arange(count) * rows // count
+
+
+class _Sizes:
+    """Bytes of parts after the lossless stage, which a thread runs, some rungs behind a GPU that encodes; a CPU, which
+    has no time to spare, runs it at once.
+    """
+
+    def __init__(self, coder: Coder, device: torch.device) -> None:
+        self._coder, self._device = coder, device
+        self._thread = ThreadPoolExecutor(1, "deltacompress-sizes")  # it starts with the first submit
+        self._waiting = deque[Future[float]](maxlen=_BEHIND)
+
+    def of(self, encoded: Sequence[tuple[Encoded, float]]) -> Callable[[], float]:
+        """Of tensors together, each with its scale, as part_bytes has it; to be called for the result."""
+        if self._device.type != "cuda" or self._coder.codec == "none":
+            nbytes = sum(part_bytes(one, self._coder, scale) for one, scale in encoded)
+            return lambda: nbytes
+        parts = [(to_code(one), scale) for one, scale in encoded]
+        if len(self._waiting) == _BEHIND:
+            self._waiting[0].result()
+        self._waiting.append(self._thread.submit(self._coded, parts))
+        return self._waiting[-1].result
+
+    def _coded(self, parts: Sequence[tuple[list[memoryview], float]]) -> float:
+        with current(self._device):  # a lossless codec may need one
+            return sum(coded_bytes(one, self._coder, scale) for one, scale in parts)
+
+    def close(self) -> None:
+        """What has not begun is dropped."""
+        self._thread.shutdown(cancel_futures=True)
 
 
 class Ladder:
@@ -72,31 +109,28 @@ class Ladder:
         coder count for more where rows are few), and the same share of the loss, of each rung in steps, and of each
         drawn one. None is refined.
         """
-        with ThreadPoolExecutor(1, "deltacompress-sizes") as coding:
-            return self._climbed(rungs, coding)
+        with closing(_Sizes(self._coder, self._linears[0].delta.device)) as sizes:
+            return self._climbed(rungs, sizes)
 
-    def _climbed(
-        self, rungs: Sequence[Rung], coding: ThreadPoolExecutor
-    ) -> tuple[list[Step], dict[str, dict[str, Encoded]]]:
-        """coding: runs the lossless stage, while a GPU encodes the next rung."""
+    def _climbed(self, rungs: Sequence[Rung], sizes: _Sizes) -> tuple[list[Step], dict[str, dict[str, Encoded]]]:
         some, rows = [], sum(len(one.delta) for one in self._linears)
         for one in self._linears:
             at = some_rows(len(one.delta), rows).to(one.delta.device)
             delta = one.delta[at]
             some.append(LinearToEncode(one.name, delta, one.finetuned[at], energy=self._squares(delta)))
         encoded = {rung: self._encoded(self._linears, rung) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
-        whole = {rung: self._step(self._linears, one, coding) for rung, one in encoded.items()}
+        whole = {rung: self._step(self._linears, one, sizes) for rung, one in encoded.items()}
         few = (REFERENCE, DRAWN, *(rung for rung in rungs if rung not in whole))
-        part = {rung: self._step(some, self._encoded(some, rung), coding) for rung in few}
+        part = {rung: self._step(some, self._encoded(some, rung), sizes) for rung in few}
         told, more = dict[bool, int](), dict[bool, tuple[float, float]]()
         for rung in (REFERENCE, DRAWN):
             (nbytes, loss), (of_whole, whole_loss) = part[rung], whole[rung]
             told[rung.drawn] = sum(map(told_of_coded, self._tensors, encoded[rung].values()))
-            more[rung.drawn] = of_whole.result() - nbytes.result(), whole_loss / loss if loss else 0.0
+            more[rung.drawn] = of_whole() - nbytes(), whole_loss / loss if loss else 0.0
         steps = []
         for rung in rungs:
-            coded, loss = whole.get(rung) or part[rung]
-            size = coded.result()
+            nbytes, loss = whole.get(rung) or part[rung]
+            size = nbytes()
             if rung not in whole:
                 size, loss = max(size + more[rung.drawn][0], 0.0), loss * more[rung.drawn][1]
             steps.append(Step(rung.name, round(told[rung.drawn] + size), loss))
@@ -110,14 +144,14 @@ class Ladder:
         return float(quadratic(error, self._shared.hessian).sum(dtype=torch.float64))
 
     def _step(
-        self, some: Sequence[LinearToEncode], encoded: Mapping[str, Encoded], coding: ThreadPoolExecutor
-    ) -> tuple[Future[float], float]:
-        """Bytes of the parts, and share lost by the reference's H, as if all rows were like these."""
+        self, some: Sequence[LinearToEncode], encoded: Mapping[str, Encoded], sizes: _Sizes
+    ) -> tuple[Callable[[], float], float]:
+        """Bytes of the parts, to come, and share lost by the reference's H, as if all rows were like these."""
         lost = energy = 0.0
-        to_be_coded = []
+        scaled = []
         for whole, few in zip(self._linears, some, strict=True):
             one, scale = encoded[whole.name], len(whole.delta) / len(few.delta)
-            to_be_coded.append((to_code(one, self._coder), scale))
+            scaled.append((one, scale))
             assert one.sums is not None
             own, of = one.sums.lost, one.sums.energy
             if one.damp_fraction != self._shared.factor.damp_fraction:
@@ -125,10 +159,7 @@ class Ladder:
                 values = restore_tensor(one.format, one.params, one.parts, zeros, few.delta, whole.name)
                 own, of = (self._squares(error) for error in (values - few.delta, few.delta))
             lost, energy = lost + scale * own, energy + scale * of
-        return coding.submit(self._coded, to_be_coded), lost / energy if energy else 0.0
-
-    def _coded(self, parts: Sequence[tuple[list[memoryview], float]]) -> float:
-        return sum(coded_bytes(one, self._coder, scale) for one, scale in parts)
+        return sizes.of(scaled), lost / energy if energy else 0.0
 
 
 def _settings(rung: Rung) -> ObsSettings:

@@ -55,12 +55,13 @@ class Surveyed:
     _identity: str
     _earlier: Kept | None
     _where: torch.device
+    _memory: int | None
     _judge: Judge
     _pairing: Pairing
 
     def judge(self, artifact: str) -> Judged:
         """An artifact of this pair."""
-        with current(self._where):
+        with current(self._where), limited_memory(self._where, self._memory):
             return self._judge.judge(artifact, self.base)
 
     def tried_as(self, made: CompressResult) -> Tried:
@@ -70,7 +71,7 @@ class Surveyed:
 
     def against_base(self) -> Against:
         """The base on the same records."""
-        with current(self._where):
+        with current(self._where), limited_memory(self._where, self._memory):
             return self._judge.against_base(self._pairing)
 
     def trial(self, job: CompressionJob) -> CompressionJob | None:
@@ -136,7 +137,8 @@ def survey_pair(
                 survey = earlier.survey
                 reporter.note(f"{kept}: measured by an earlier run, used again")
             by = Judge(skeleton, opened.finetuned, _batches(records, opened.where))
-    return Surveyed(survey, opened.base, kept, identity, earlier, opened.where, by, prepared.plan.pairing)
+    where, memory = opened.where, job.device_memory
+    return Surveyed(survey, opened.base, kept, identity, earlier, where, memory, by, prepared.plan.pairing)
 
 
 def _make_room(kept: Path, identity: str, reporter: Reporter) -> None:

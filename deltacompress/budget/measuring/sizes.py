@@ -26,21 +26,21 @@ but those of the first few parts."""
 
 def part_bytes(encoded: Encoded, coder: Coder, scale: float = 1.0) -> float:
     """Bytes of a tensor's parts after the lossless stage. scale: how many times as many rows as `encoded` it has."""
-    return coded_bytes(to_code(encoded, coder), coder, scale)
+    if coder.codec == "none":
+        return scale * sum(part.nbytes for part in encoded.parts.values())
+    return coded_bytes(to_code(encoded), coder, scale)
 
 
-def to_code(encoded: Encoded, coder: Coder) -> list[memoryview]:
+def to_code(encoded: Encoded) -> list[memoryview]:
     """A tensor's parts as the lossless stage is given them, in host memory."""
     parts = encoded.parts
-    if coder.codec != "none" and encoded.format == "packed":
+    if encoded.format == "packed":
         parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, ""), parts)
     return [tensor_bytes(part.contiguous().cpu()) for part in parts.values()]
 
 
 def coded_bytes(parts: Iterable[memoryview], coder: Coder, scale: float) -> float:
     """Bytes of parts after the lossless stage. scale: how many times as many rows as in `parts` there are."""
-    if coder.codec == "none":
-        return scale * sum(part.nbytes for part in parts)
     frame = coder.coded_bytes(b"")
     return sum(frame + scale * (coder.coded_bytes(part) - frame) for part in parts)
 
