@@ -25,6 +25,10 @@ FORMAT = 2
 
 Of 1, which files do not say, they were fitted to full pieces of prompts in every step.
 """
+OF_FREE = 0.9
+"""Of the memory that a GPU has left beside the base, what variants, keys and values share; the rest is for steps."""
+VARIANTS_SHARE = 0.5
+"""Of that, what variants may take where nobody says how much."""
 _AGAIN = "tune again: deltacompress bench serve --tune"
 _MOST_BYTES = 1 << 20
 

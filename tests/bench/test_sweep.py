@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deltacompress.bench.simulate.rest import after, times_of
+from deltacompress.bench.simulate.rest import _slots, after, times_of
 from deltacompress.bench.simulate.sweep import CHUNKS, ROWS, WORTH, Choice, Problem, Room
 from deltacompress.bench.simulate.times import Times
 from deltacompress.bench.traffic.arrivals import Arrival, drawn
@@ -115,6 +115,11 @@ class TestRest:
             times_of(profile(times={"base": 1.0}))
         with pytest.raises(InputError, match="base_ms: is 0"):
             times_of(profile(times={"base_ms": 0.0}))
+
+    @pytest.mark.parametrize(("room", "slots"), [(4_000, 2), (3_999, 1), (100, 1), (1_000_000, 3)])
+    def test_the_default_is_what_a_server_does(self, room: int, slots: int) -> None:
+        """Of variants of 1000 bytes each."""
+        assert _slots(profile(room_bytes=room)) == slots
 
     def test_the_verb(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "p.json"

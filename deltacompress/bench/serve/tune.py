@@ -28,14 +28,12 @@ from deltacompress.devices import device_name, free_bytes
 from deltacompress.errors import switch
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime.engine.live.engine import EngineLimits
-from deltacompress.serving.profile import Profile, Run, Traffic, sizes
+from deltacompress.serving.profile import OF_FREE, Profile, Run, Traffic, sizes
 
 RECIPE = "int2-24"
 """Whose formats the variants have; see bench/synthetic.py."""
 NOISE = 0.1
 """By how much two runs of the same choice may differ."""
-_OF_FREE = 0.9
-"""Of the memory that a GPU has left beside the base, what variants, keys and values may take; the rest is for steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ class _Search:
         self._steps, self._loads, self._load_ms = list[Step](), 0, 0.0
         models.start(made)
         device = made.runtime.device
-        free = int(free_bytes(device) * _OF_FREE) if device.type == "cuda" else None
+        free = int(free_bytes(device) * OF_FREE) if device.type == "cuda" else None
         self.room = Room(free, made.variant_bytes)
 
     def run(self, choice: Choice) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from deltacompress.bench.serve.calls import CONTEXT, scaled
@@ -13,10 +12,7 @@ from deltacompress.bench.traffic.choice import BY_CHANCE, following, told
 from deltacompress.bench.traffic.popularity import assigned
 from deltacompress.errors import InputError, option
 from deltacompress.runtime.engine.policy.portions import MAX_BATCH, STEP_TOKENS
-from deltacompress.serving.profile import Profile
-
-DEFAULT = Choice(16, MAX_BATCH, STEP_TOKENS)
-"""What is served without a profile."""
+from deltacompress.serving.profile import VARIANTS_SHARE, Profile
 
 
 def run(
@@ -39,7 +35,7 @@ def run(
         step(f"{choice.slots} slots, {choice.rows} rows, {choice.chunk} tokens")
     best = min(costs, key=lambda one: (round(costs[one], 9), one))
     own = Choice(profile.slots, profile.max_batch, profile.step_tokens)
-    usual = replace(DEFAULT, slots=min(DEFAULT.slots, profile.traffic.variants))
+    usual = Choice(_slots(profile), MAX_BATCH, STEP_TOKENS)
     rows = []
     for name, choice in (("best of the sweep", best), ("profile", own), ("default", usual)):
         cost = costs[choice] if choice in costs else problem.mean_s(choice)
@@ -54,6 +50,14 @@ def run(
             }
         )
     return {"rows": rows, "settings": len(every), "requests": len(asked), "seconds": seconds, "device": profile.device}
+
+
+def _slots(profile: Profile) -> int:
+    """Variants that are on the device at once where nobody says how many."""
+    fit = profile.traffic.variants
+    if profile.room_bytes is not None:
+        fit = int(profile.room_bytes * VARIANTS_SHARE) // profile.variant_bytes
+    return max(min(fit, profile.traffic.variants), 1)
 
 
 def times_of(profile: Profile) -> Times:

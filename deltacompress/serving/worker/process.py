@@ -30,8 +30,6 @@ from deltacompress.serving.worker.loop import Build, Served, Worker
 if TYPE_CHECKING:
     from deltacompress.runtime.face import Runtime
 
-_OF_FREE = 0.45
-"""Of the memory that the base leaves of a GPU, what variants take if nothing is said."""
 _LAST_WORDS_MS = 2000
 """Milliseconds that the last reports may take to leave."""
 
@@ -114,10 +112,11 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
 def _limit_variants(runtime: Runtime) -> None:
     """Leave room for keys and values, which take what this and steps leave."""
     from deltacompress.devices import free_bytes
+    from deltacompress.serving.profile import OF_FREE, VARIANTS_SHARE
 
     if runtime.device.type == "cuda":
         free = free_bytes(runtime.device)
-        runtime.cache.residents.budget_bytes = budget = int(free * _OF_FREE)
+        runtime.cache.residents.budget_bytes = budget = int(free * OF_FREE * VARIANTS_SHARE)
         told = f"variants take at most {budget / 1e9:.1f} of the {free / 1e9:.1f} GB beside the base"
         runtime.notes.insert(0, f"{told}: {option('budget')} changes that")
 
