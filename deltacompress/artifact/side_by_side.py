@@ -12,20 +12,22 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def side_by_side(work: Callable[[T], R], todo: Iterable[T], threads: int) -> Generator[R, None, None]:
+def side_by_side(
+    work: Callable[[T], R], todo: Iterable[T], threads: int, *, at_once: int | None = None
+) -> Generator[R, None, None]:
     """What the work makes of each, in order, done in so many threads at most; close it to leave the rest undone.
 
-    What is made waits to be taken, with what is being made, for no more than one thing beyond the threads.
+    at_once: things that are begun and not taken, at most, where what is made of them is large; None: all.
 
     Raises:
         Exception: that of the first, in their order, whose work fails; what has not begun is dropped.
     """
-    threads = min(threads, os.cpu_count() or 1)
-    workers, begun = ThreadPoolExecutor(threads, "side-by-side"), deque[Future[R]]()
+    workers = ThreadPoolExecutor(min(threads, os.cpu_count() or 1), "side-by-side")
+    begun = deque[Future[R]]()
     try:
         for one in todo:
             begun.append(workers.submit(work, one))
-            if len(begun) > threads:
+            if len(begun) == at_once:
                 yield begun.popleft().result()
         while begun:
             yield begun.popleft().result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from threading import Event, Timer, current_thread
+from threading import Event, Thread, Timer, current_thread
 
 import pytest
 
@@ -53,11 +53,26 @@ def test_what_is_made_waits_for_whoever_takes_it() -> None:
             assert first.wait(60)
         return k
 
-    with closing(side_by_side(work, range(50), 2)) as found:
+    with closing(side_by_side(work, range(50), 2, at_once=3)) as found:
         Timer(0.3, first.set).start()
         assert next(found) == 0
         assert max(begun) <= 2
         assert list(found) == list(range(1, 50))
+
+
+def test_else_nobody_waits_for_it() -> None:
+    last, first = Event(), Event()
+
+    def work(k: int) -> int:
+        if k == 0:
+            assert first.wait(60)
+        if k == 49:
+            last.set()
+        return k
+
+    with closing(side_by_side(work, range(50), 2)) as found:
+        Thread(target=lambda: last.wait(60) and first.set()).start()
+        assert list(found) == list(range(50))
 
 
 def test_what_has_not_begun_is_left_undone() -> None:

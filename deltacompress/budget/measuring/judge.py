@@ -130,7 +130,7 @@ class Judge:
             with current(skeleton.device):
                 return name, read(name)
 
-        with closing(side_by_side(named, filter(skeleton.uses, names), threads)) as tensors:
+        with closing(side_by_side(named, filter(skeleton.uses, names), threads, at_once=threads + 1)) as tensors:
             for name, tensor in tensors:
                 skeleton.swap({name: skeleton.prepare(name, tensor)})
 
