@@ -88,9 +88,9 @@ class Target:
 
     def _of_quality(self, kl: float) -> list[int]:
         rungs = self.survey.rungs
-        picks = smallest(rungs, self.survey.sum_at(kl / self.bound * _AIM_KL * _LESS_KL**self.missed_kl))
-        if picks is None:
-            picks = smallest(rungs, self.survey.sum_at(kl / self.bound))
+        aims = [*(_AIM_KL * _LESS_KL**missed for missed in range(self.missed_kl, -1, -1)), 1.0]
+        found = (smallest(rungs, self.survey.sum_at(kl / self.bound * aim)) for aim in aims)  # the lowest that can be
+        picks = next((one for one in found if one is not None), None)
         if picks is None:
             best = [one.index(min(one, key=lambda rung: rung[1])) for one in rungs]
             least = self.survey.kl(best) * self.bound

@@ -126,6 +126,10 @@ def test_each_compression_that_lost_too_much_has_the_next_aim_lower() -> None:
     assert (again.missed_kl, again.corrected([0, 1], missed).missed_kl) == (1, 2)
     assert asked.corrected([0, 1], missed, trial=True).missed_kl == 0
     assert asking(size=3400).corrected([0, 1], kept).missed_kl == 0
+    low = replace(asked, request=Request(kl=3.5 * survey().kl([2, 2])), missed_kl=6)  # an aim that nothing reaches
+    assert low.choose() == [2, 2]
+    assert replace(low, missed_kl=0).choose() == [2, 2]
+    assert survey().kl([1, 2]) < 3.5 * survey().kl([2, 2])  # what the whole of the limit would have room for
 
 
 def test_kl_is_the_sum_up_to_the_reference_and_a_power_from_there() -> None:
