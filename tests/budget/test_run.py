@@ -516,10 +516,8 @@ def test_interrupted_in_any_attempt_it_goes_on(pair: Pair, tmp_path: Path, thric
     assert not list(tmp_path.glob("out.[abp]*"))
 
 
-def test_interrupted_while_an_attempt_is_measured_it_goes_on(
-    pair: Pair, tmp_path: Path, thrice: Whole, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, judge, calls = thrice.asked, Judge.judge, list[str]()
+def interrupted_at_the_second_judging(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge, calls = Judge.judge, list[str]()
 
     def interrupted(self: Judge, artifact: str, base: Checkpoint) -> Judged:
         calls.append(artifact)
@@ -528,6 +526,13 @@ def test_interrupted_while_an_attempt_is_measured_it_goes_on(
         return judge(self, artifact, base)
 
     monkeypatch.setattr(Judge, "judge", interrupted)
+
+
+def test_interrupted_while_an_attempt_is_measured_it_goes_on(
+    pair: Pair, tmp_path: Path, thrice: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = thrice.asked
+    interrupted_at_the_second_judging(monkeypatch)
     with pytest.raises(Interrupted, match="what was measured waits in"):
         budget(pair, tmp_path / "out", max_size=asked)
     recorder = Recorder()
@@ -686,16 +691,9 @@ def test_what_an_earlier_attempt_kept_is_not_lost(thrice: Whole) -> None:
 def test_interrupted_while_an_attempt_after_a_trial_is_measured_it_is_not_made_again(
     pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, judge, calls = sum(ladder) // 2, Judge.judge, list[str]()
+    asked = sum(ladder) // 2
     whole = budget(pair, tmp_path / "whole", max_size=asked)
-
-    def interrupted(self: Judge, artifact: str, base: Checkpoint) -> Judged:
-        calls.append(artifact)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return judge(self, artifact, base)
-
-    monkeypatch.setattr(Judge, "judge", interrupted)
+    interrupted_at_the_second_judging(monkeypatch)
     with pytest.raises(Interrupted, match="what was measured waits in"):
         budget(pair, tmp_path / "out", max_size=asked)
     recorder = Recorder()
