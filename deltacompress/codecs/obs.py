@@ -6,7 +6,8 @@ DeltaZip section 4.2 (algorithm 1) with asymmetric=0, refine_sweeps=0, selection
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -65,28 +66,71 @@ def encode_factored(
         if pattern.kind == "drawn":
             drawn = torch.cat([drawn_pattern(specs[one.name], target.device)[:, :columns] for one in stack])
         solved = _solved(stack, target, shared, settings, drawn, solver)
-        rows = 0
-        for one in stack:
-            own = solved.of_rows(slice(rows, rows + specs[one.name].rows))
-            rows += specs[one.name].rows
-            with part("packing"):
-                out[one.name] = _encoded(one, own, specs[one.name], hessian if shifted else None, factor.damp_fraction)
+        own_specs = [specs[one.name] for one in stack]
+        with part("packing"):
+            found = _encoded(stack, solved, own_specs, hessian if shifted else None, factor.damp_fraction)
+            out |= {one.name: encoded for one, encoded in zip(stack, found, strict=True)}
     return out
 
 
+def encode_each(
+    linears: Sequence[LinearToEncode], shared: Factored, each: Sequence[ObsSettings]
+) -> list[dict[str, Encoded]]:
+    """As `encode_factored` by each of several settings, of deltas as they are. Settings that differ in their steps
+    alone, or in which share they draw, are solved as one stack: a GPU waits less for launches of little work.
+    """
+    columns, found = linears[0].delta.shape[1], dict[int, dict[str, Encoded]]()
+    for numbers in _alike(each):
+        some = [each[number] for number in numbers]
+        stack = [one for _ in some for one in linears]
+        specs = [
+            spec_for(one, rows=linear.delta.shape[0], columns=columns, name=linear.name)
+            for one in some
+            for linear in linears
+        ]
+        target = torch.cat([one.delta for one in stack])
+        drawn = own = None
+        if some[0].pattern.kind == "drawn":
+            drawn = torch.cat([drawn_pattern(spec, target.device)[:, :columns] for spec in specs])
+        if len(some) > 1:
+            values = target.new_tensor([one.step or one.pattern.kept_share for one in some])
+            own = values.repeat_interleave(len(target) // len(some)).unsqueeze(1)
+        solved = solve(target, shared, some[0], drawn, own)
+        encoded = iter(_encoded(stack, solved, specs, None, shared.factor.damp_fraction))
+        found |= {number: {one.name: next(encoded) for one in linears} for number in numbers}
+    return [found[number] for number in range(len(each))]
+
+
+def _alike(each: Sequence[ObsSettings]) -> list[list[int]]:
+    """Numbers of those that one stack can be solved by, together."""
+    found = dict[ObsSettings, list[int]]()
+    for number, one in enumerate(each):
+        fields = {"sparsity": "drawn:1:2"} if one.pattern.kind == "drawn" else {"step": one.step and 1.0}
+        found.setdefault(one.model_copy(update=fields), []).append(number)
+    return list(found.values())
+
+
 def _encoded(
-    one: LinearToEncode, solved: Solved, spec: PackedSpec, hessian: Tensor | None, damp_fraction: float
-) -> Encoded:
-    """hessian: None where the target is the delta itself, whose energy is known then."""
-    assert solved.kept is not None
-    rows = [solved.loss, *solved.kept]
-    if one.energy is None and hessian is not None:
-        rows.append(quadratic(one.delta, hessian, rough=True))
-    lost, both, whole, *own = torch.stack(rows).sum(1, dtype=torch.float64).tolist()  # a GPU is waited for once
-    energy = one.energy if one.energy is not None else own[0] if own else whole
-    sums = Sums(lost, energy, both, whole)
-    parts, (loss, kept) = solved.packed(spec), (sums.loss, sums.kept)
-    return Encoded("packed", spec.to_json(), parts, loss=loss, kept=kept, damp_fraction=damp_fraction, sums=sums)
+    stack: Sequence[LinearToEncode],
+    solved: Solved,
+    specs: Sequence[PackedSpec],
+    hessian: Tensor | None,
+    damp_fraction: float,
+) -> Iterator[Encoded]:
+    """Each linear of a stack. hessian: None where targets are the deltas themselves, whose energy is known then."""
+    ends = itertools.accumulate(spec.rows for spec in specs)
+    own = [solved.of_rows(slice(end - spec.rows, end)) for end, spec in zip(ends, specs, strict=True)]
+    sums = []
+    for one, rows in zip(stack, own, strict=True):
+        assert rows.kept is not None
+        energy = None if hessian is None or one.energy is not None else quadratic(one.delta, hessian, rough=True)
+        summed = [rows.loss, *rows.kept, rows.kept.target if energy is None else energy]
+        sums.append(torch.stack(summed).sum(1, dtype=torch.float64))
+    values = torch.stack(sums).tolist()  # a GPU is waited for once
+    for one, rows, spec, (lost, both, whole, energy) in zip(stack, own, specs, values, strict=True):
+        found = Sums(lost, energy if one.energy is None else one.energy, both, whole)
+        parts, (loss, kept) = rows.packed(spec), (found.loss, found.kept)
+        yield Encoded("packed", spec.to_json(), parts, loss=loss, kept=kept, damp_fraction=damp_fraction, sums=found)
 
 
 def _shifted(

@@ -79,12 +79,12 @@ def fit_grid(
     group: int,
     kind: GridKind,
     factor: float = 1.0,
-    step: float | None = None,
+    step: float | Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Grid:
     """Grid of a weight f32 [rows, columns]; `factor` widens (> 1) or narrows (< 1) the range.
 
-    step: of a symmetric grid, its steps in root mean squares of a group, whatever its range.
+    step: of a symmetric grid, its steps in root mean squares of a group, whatever its range; or f32 [rows, 1].
     mask: bool [rows, columns], the weights that are kept, where that is known already; the others do not count.
     A group that is zero throughout gets scale 0, so that each code decodes to exactly zero.
     """
@@ -115,8 +115,8 @@ def fit_grid(
     return Grid(bits, group, scale, torch.full_like(scale, constant_zero(kind, bits)))
 
 
-def fit_signs(weight: Tensor, share: float, factor: float = 1.0) -> Grid:
-    """Grid of one bit for a weight f32 [rows, columns], of which a share is kept that is drawn by lot.
+def fit_signs(weight: Tensor, share: float | Tensor, factor: float = 1.0) -> Grid:
+    """Grid of one bit for a weight f32 [rows, columns], of which a share (or f32 [rows, 1]) is kept, drawn by lot.
 
     Wide enough that signs of the kept ones lose nothing of a row on average: sum of w q = sum of w^2.
     """

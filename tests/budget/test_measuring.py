@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
-from threading import Event, Timer
+from threading import Event, Semaphore, Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -214,8 +214,8 @@ def test_rungs_of_whole_models_are_measured_on_all_rows(monkeypatch: pytest.Monk
     )
 
 
-def test_bytes_of_some_rows_are_taken_for_all_but_for_frames_and_what_all_add(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a stream its frame is there once; tables of a coder that take more where rows are few, as the reference's."""
+def an_eighth_of_a_ladder(monkeypatch: pytest.MonkeyPatch) -> tuple[ladder.Ladder, LinearToEncode]:
+    """Of one linear; and the rows of it that the most rungs are measured on."""
     monkeypatch.setattr(ladder, "LEAST_ROWS", 1)
     monkeypatch.setattr(ladder, "told_of_coded", lambda *_: 1000)
     chance = torch.Generator().manual_seed(0)
@@ -223,8 +223,14 @@ def test_bytes_of_some_rows_are_taken_for_all_but_for_frames_and_what_all_add(mo
     sums = HessianAccumulator(256, device=torch.device("cpu"), asymmetric=False)
     sums.add(inputs)
     plan: Any = SimpleNamespace(name="w")
-    zstd, some = coder("zstd"), LinearToEncode("w", delta[::8], delta[::8])
-    one = ladder.Ladder([plan], [LinearToEncode("w", delta, delta)], sums, zstd)
+    one = ladder.Ladder([plan], [LinearToEncode("w", delta, delta)], sums, coder("zstd"))
+    return one, LinearToEncode("w", delta[::8], delta[::8])
+
+
+def test_bytes_of_some_rows_are_taken_for_all_but_for_frames_and_what_all_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stream its frame is there once; tables of a coder that take more where rows are few, as the reference's."""
+    one, some = an_eighth_of_a_ladder(monkeypatch)
+    zstd = coder("zstd")
     told = {step.rung: step.bytes for step in one.climb(CALIBRATED)[0]}
     frame = len(zstd.encode(b""))
     fine, few = RUNGS["4 bits, steps of 0.5"], dict[str, float]()
@@ -238,31 +244,48 @@ def test_bytes_of_some_rows_are_taken_for_all_but_for_frames_and_what_all_add(mo
     assert abs(told[REFERENCE.name] - 1000 - few[REFERENCE.name]) > 2
 
 
+def test_rungs_that_are_solved_together_lose_what_each_does_by_its_own_damping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, some = an_eighth_of_a_ladder(monkeypatch)
+    losses = {step.rung: step.loss for step in one.climb(CALIBRATED)[0]}
+    with closing(ladder._Sizes(one._coder, torch.device("cpu"))) as sizes:
+        alone = {rung.name: one._step([some], one._encoded([some], rung), sizes)[1] for rung in CALIBRATED}
+    for like in (REFERENCE, DRAWN):
+        for rung in CALIBRATED:
+            if rung.drawn is like.drawn and rung not in (COARSE, WIDEST):
+                assert losses[rung.name] / losses[like.name] == pytest.approx(alone[rung.name] / alone[like.name], 1e-3)
+
+
 def encoded_of(rows: int) -> Encoded:
     return Encoded("none", {}, {"a": torch.arange(rows * 700).to(torch.uint8)})
 
 
-def test_a_thread_counts_bytes_behind_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the lossless codec runs is told to it; a rung is begun once no more than two wait."""
-    entered, go = list[torch.device](), Event()
+def test_threads_count_bytes_behind_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the lossless codec runs is told to it; a rung is begun once no more than so many wait."""
+    entered, begun, go = list[torch.device](), Semaphore(0), Event()
 
     @contextmanager
     def current(device: torch.device) -> Iterator[None]:
         entered.append(device)
+        begun.release()
         assert go.wait(60)
         yield
 
     monkeypatch.setattr(ladder, "current", current)
-    zstd, gpu = coder("zstd"), torch.device("cuda", 1)
+    zstd, gpu, waiting = coder("zstd"), torch.device("cuda", 1), range(1, ladder._BEHIND + 1)
     with closing(ladder._Sizes(zstd, gpu)) as sizes:
-        found = [sizes.of([(encoded_of(k), 2.0), (encoded_of(1), 1.0)]) for k in (1, 2)]
+        found = [sizes.of([(encoded_of(k), 2.0), (encoded_of(1), 1.0)]) for k in waiting]
+        assert all(begun.acquire(timeout=60) for _ in range(ladder._CODED_AT_ONCE))  # beside each other
         Timer(0.2, go.set).start()
         found.append(sizes.of([(encoded_of(3), 2.0)]))
         assert go.is_set()  # it waited for the first
         told = [one() for one in found]
-    assert entered == [gpu] * 3
+    assert entered == [gpu] * (ladder._BEHIND + 1)
     own = part_bytes(encoded_of(1), zstd)
-    assert told == [part_bytes(encoded_of(k), zstd, 2.0) + own for k in (1, 2)] + [part_bytes(encoded_of(3), zstd, 2.0)]
+    assert told == [part_bytes(encoded_of(k), zstd, 2.0) + own for k in waiting] + [
+        part_bytes(encoded_of(3), zstd, 2.0)
+    ]
     entered.clear()
     with closing(ladder._Sizes(zstd, torch.device("cpu"))) as sizes:
         assert sizes.of([(encoded_of(1), 1.0)])() == own
@@ -271,28 +294,33 @@ def test_a_thread_counts_bytes_behind_a_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     assert ladder._Sizes(coder("none"), gpu).of([(Encoded("none", {}, {"a": there}), 3.0)])() == 120
 
 
-def test_what_no_thread_has_begun_to_count_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, begun, go = list[torch.device](), Event(), Event()
+@pytest.mark.parametrize(("codec", "at_once"), [("zstd", ladder._CODED_AT_ONCE), ("gdeflate", 1)])
+def test_what_no_thread_has_begun_to_count_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, codec: str, at_once: int
+) -> None:
+    """A codec that runs on the GPU itself has one."""
+    entered, begun, go = list[torch.device](), Semaphore(0), Event()
+    counting: Any = SimpleNamespace(codec=codec, coded_bytes=len)
 
     @contextmanager
     def current(device: torch.device) -> Iterator[None]:
         entered.append(device)
-        begun.set()
+        begun.release()
         assert go.wait(60)
         yield
 
     def failed() -> None:
-        with closing(ladder._Sizes(coder("zstd"), torch.device("cuda", 0))) as sizes:
-            for k in (1, 2):
+        with closing(ladder._Sizes(counting, torch.device("cuda", 0))) as sizes:
+            for k in range(1, ladder._BEHIND + 1):
                 sizes.of([(encoded_of(k), 1.0)])
-            assert begun.wait(60)
+            assert all(begun.acquire(timeout=60) for _ in range(at_once))
             Timer(0.2, go.set).start()
             raise ZeroDivisionError
 
     monkeypatch.setattr(ladder, "current", current)
     with pytest.raises(ZeroDivisionError):
         failed()
-    assert len(entered) == 1
+    assert len(entered) == at_once
 
 
 def test_a_tensor_is_judged_on_a_gpu_where_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +328,7 @@ def test_a_tensor_is_judged_on_a_gpu_where_it_has_room(monkeypatch: pytest.Monke
     skeleton: Any = SimpleNamespace(device=torch.device("cuda", 1))
     by._skeleton = skeleton
     monkeypatch.setattr(judging, "free_bytes", lambda device: 6400 * (device.index + 1))
-    assert [by._place(numel) for numel in (200, 201)] == [torch.device("cuda", 1), None]
+    assert [by._place(numel) for numel in (100, 101)] == [torch.device("cuda", 1), None]
     skeleton.device = torch.device("cpu")
     assert by._place(1) is None
 

@@ -241,6 +241,44 @@ def test_linears_that_share_inputs_are_encoded_as_if_alone(sparsity: str, column
             assert torch.equal(part, together[job.name].parts[name])
 
 
+def test_settings_of_a_stack_are_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that differ in steps, or in what they draw, in one; in their order."""
+    both = [LinearToEncode(name, layer(12, seed=k).delta, layer(12).finetuned) for k, name in enumerate("qk")]
+    both[1] = replace(both[1], delta=both[1].delta[:5] * 3, finetuned=both[1].finetuned[:5])
+    plain: dict[str, Any] = {"asymmetric": 0.0, "refine_sweeps": 0, "grid": "symmetric"}
+    drawn = plain | {"bits": 1, "grid": "midrise"}
+    each = [
+        ObsSettings(**plain, bits=2, step=3.4),
+        ObsSettings(**drawn, sparsity="drawn:3:8"),
+        ObsSettings(**plain, bits=4, step=0.5),
+        ObsSettings(**plain, bits=2, step=1.9),
+        ObsSettings(**drawn, sparsity="drawn:1:2"),
+        ObsSettings(**plain, bits=2),
+        ObsSettings(**plain, bits=2, step=5.0),
+    ]
+    sums = statistics(layer(), asymmetric=False)
+    shared = obs.factored(sums, each[0], "q")
+    wanted = [obs.encode_factored(both, shared, one) for one in each]
+    rows = list[int]()
+    solve = obs.solve
+
+    def counted(target: torch.Tensor, *args: Any) -> Solved:
+        rows.append(len(target))
+        return solve(target, *args)
+
+    monkeypatch.setattr(obs, "solve", counted)
+    found = obs.encode_each(both, shared, each)
+    assert rows == [3 * 17, 2 * 17, 17, 17]
+    for one, other, settings in zip(found, wanted, each, strict=True):
+        assert list(one) == ["q", "k"]
+        for name in one:
+            assert one[name].params == other[name].params
+            assert torch.equal(one[name].parts["scales"], other[name].parts["scales"]), settings.step
+            differ = (decode(one[name]) != decode(other[name])).float().mean()
+            assert differ < 0.01  # sums of another shape round otherwise
+            assert one[name].sums == pytest.approx(other[name].sums, rel=1e-2)
+
+
 def test_an_energy_that_is_known_is_taken() -> None:
     it = layer()
     known = obs.encode([LinearToEncode("q", it.delta, it.finetuned, energy=8.0)], statistics(it), ObsSettings(bits=2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ MOST_ROUNDED = 1 << 24
 """Weights of a tensor that are rounded for each rung, at most: which rows are all zeros, and so free, is no average."""
 
 
-_BEHIND = 2
-"""Rungs whose parts wait in host memory for the lossless stage, at most."""
+_CODED_AT_ONCE, _BEHIND = 4, 8
+"""Rungs whose parts the lossless stage codes at once, on CPUs; that wait for it in host memory, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,14 @@ def some_rows(rows: int, of_stack: int) -> Tensor:
 
 
 class _Sizes:
-    """Bytes of parts after the lossless stage, which a thread runs, some rungs behind a GPU that encodes; a CPU, which
-    has no time to spare, runs it at once.
+    """Bytes of parts after the lossless stage, which threads run, some rungs behind a GPU that encodes; a CPU, which
+    has no time to spare, runs it at once. A stage that runs on the GPU, too, has one thread.
     """
 
     def __init__(self, coder: Coder, device: torch.device) -> None:
         self._coder, self._device = coder, device
-        self._thread = ThreadPoolExecutor(1, "deltacompress-sizes")  # it starts with the first submit
+        at_once = _CODED_AT_ONCE if coder.codec == "zstd" else 1
+        self._threads = ThreadPoolExecutor(at_once, "deltacompress-sizes")  # they start with the first submit
         self._waiting = deque[Future[float]](maxlen=_BEHIND)
 
     def of(self, encoded: Sequence[tuple[Encoded, float]]) -> Callable[[], float]:
@@ -70,7 +71,7 @@ class _Sizes:
         parts = [(to_code(one), scale) for one, scale in encoded]
         if len(self._waiting) == _BEHIND:
             self._waiting[0].result()
-        self._waiting.append(self._thread.submit(self._coded, parts))
+        self._waiting.append(self._threads.submit(self._coded, parts))
         return self._waiting[-1].result
 
     def _coded(self, parts: Sequence[tuple[list[memoryview], float]]) -> float:
@@ -79,7 +80,7 @@ class _Sizes:
 
     def close(self) -> None:
         """What has not begun is dropped."""
-        self._thread.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
 
 
 class Ladder:
@@ -121,7 +122,7 @@ class Ladder:
         encoded = {rung: self._encoded(self._linears, rung) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
         whole = {rung: self._step(self._linears, one, sizes) for rung, one in encoded.items()}
         few = (REFERENCE, DRAWN, *(rung for rung in rungs if rung not in whole))
-        part = {rung: self._step(some, self._encoded(some, rung), sizes) for rung in few}
+        part = {rung: self._step(some, one, sizes) for rung, one in self._each(some, few)}
         told, more = dict[bool, int](), dict[bool, tuple[float, float]]()
         for rung in (REFERENCE, DRAWN):
             (nbytes, loss), (of_whole, whole_loss) = part[rung], whole[rung]
@@ -139,6 +140,12 @@ class Ladder:
     def _encoded(self, linears: Sequence[LinearToEncode], rung: Rung) -> dict[str, Encoded]:
         shared = self._drawn if rung.drawn else self._shared
         return obs.encode_factored(list(linears), shared, _settings(rung))
+
+    def _each(self, some: Sequence[LinearToEncode], rungs: Sequence[Rung]) -> Iterator[tuple[Rung, dict[str, Encoded]]]:
+        """As `_encoded`, of several rungs: together, as each is little work."""
+        for drawn, shared in ((False, self._shared), (True, self._drawn)):
+            own = [rung for rung in rungs if rung.drawn is drawn]
+            yield from zip(own, obs.encode_each(some, shared, [_settings(rung) for rung in own]), strict=True)
 
     def _squares(self, error: Tensor) -> float:
         return float(quadratic(error, self._shared.hessian).sum(dtype=torch.float64))

@@ -66,14 +66,20 @@ def factored(statistics: hessians.HessianAccumulator, settings: ObsSettings, nam
     return Factored(hessian, drift, factor, order)
 
 
-def solve(target: Tensor, shared: Factored, settings: ObsSettings, drawn: Tensor | None = None) -> Solved:
-    """One stack.
+def solve(
+    target: Tensor,
+    shared: Factored,
+    settings: ObsSettings,
+    drawn: Tensor | None = None,
+    own: Tensor | None = None,
+) -> Solved:
+    """One stack. own: f32 [rows, 1], of each row its step, or the share that is drawn of it, for the settings' one.
 
     With several range factors to try, each row keeps the result of the factor that left it the least loss: rows are
     independent given the Hessian, and grids are judged by what OBS makes of them.
     """
     first, *others = settings.range_search or (settings.range_factor,)
-    best = _solve_once(target, shared, settings, first, drawn)
+    best = _solve_once(target, shared, settings, first, drawn, own)
     for widened in others:
         best = _better(best, _solve_once(target, shared, settings, widened))  # never of drawn ones
     hessian = shared.hessian
@@ -120,16 +126,18 @@ def _solve_once(
     settings: ObsSettings,
     widened: float,
     drawn: Tensor | None = None,
+    own: Tensor | None = None,
 ) -> Solved:
     columns, pattern, factor, order = target.shape[1], settings.pattern, shared.factor, shared.order
     group = columns if settings.group_size == "row" else settings.group_size
     with part("columns"):
-        grid = own = None
+        grid = signs = None
         if drawn is not None:
-            own, pattern = fit_signs(target, pattern.kept_share, widened), Sparsity("dense")
-            grid = Grid(1, 1, own.scale * drawn, own.zero.expand(drawn.shape))  # a scale of 0 has zeros only
+            share = pattern.kept_share if own is None else own
+            signs, pattern = fit_signs(target, share, widened), Sparsity("dense")
+            grid = Grid(1, 1, signs.scale * drawn, signs.zero.expand(drawn.shape))  # a scale of 0 has zeros only
         elif settings.bits != 16:
-            kind, step = settings.grid, settings.step
+            kind, step = settings.grid, settings.step if own is None else own
             grid = fit_grid(target, bits=settings.bits, group=group, kind=kind, factor=widened, step=step)
         solution = obs.solve(
             target,
@@ -149,7 +157,7 @@ def _solve_once(
             gradient = obs.gradient(solution.errors, factor.root, order)
         found = Solved(solution.codes, None, solution.mask, grid, solution.loss)
         found = _refined(found, target, shared.hessian, gradient, settings, pattern)
-    return found if own is None or drawn is None else replace(found, grid=own, mask=drawn)
+    return found if signs is None or drawn is None else replace(found, grid=signs, mask=drawn)
 
 
 def _refined(
