@@ -164,7 +164,8 @@ class Ladder:
             if one.damp_fraction != self._shared.factor.damp_fraction:
                 zeros = torch.zeros_like(few.delta)
                 values = restore_tensor(one.format, one.params, one.parts, zeros, few.delta, whole.name)
-                own, of = (self._squares(error) for error in (values - few.delta, few.delta))
+                own = self._squares(values - few.delta)
+                of = self._squares(few.delta) if few.energy is None else few.energy
             lost, energy = lost + scale * own, energy + scale * of
         return sizes.of(scaled), lost / energy if energy else 0.0
 
