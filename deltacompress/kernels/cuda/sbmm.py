@@ -255,14 +255,13 @@ def _scale_step(spec: PackedSpec, most: int) -> int:
 
 
 def _decode_layouts(spec: PackedSpec, step: int, wide: int, dtype: torch.dtype) -> list[tuple[int, int]]:
-    """(blocks on a multiprocessor, stages of their rings), best first; chosen by measuring on an H100.
+    """(blocks on a multiprocessor, stages of their rings), best first; chosen by measuring on an H100 and an H200.
 
     What two blocks with rings of three stages read ahead is several times what covers the memory's latency; the first
     stage waits for everything that was asked for with it, so longer rings only start later. The fewer bytes a stage
     has, the more its arithmetic weighs, and the more warps it takes to hide that: four blocks, 128 registers a thread.
     """
-    small = tiling.block_bytes(spec) <= 1536 and spec.bits <= 2
-    four = [(4, 2)] if small and step == 0 and wide == 1 and dtype != torch.float32 else []
+    four = [(4, 2)] if spec.bits <= 3 and step == 0 and wide == 1 and dtype != torch.float32 else []
     return [*four, (2, 3), (1, 6)]
 
 
