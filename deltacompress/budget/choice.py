@@ -46,10 +46,9 @@ def _with_group(best: npt.NDArray[np.float64], rungs: Rungs) -> tuple[npt.NDArra
     which = np.zeros(len(best), dtype=np.uint8)
     for number, (units, loss) in enumerate(rungs):
         if units < len(best):
-            with_it = np.full_like(best, np.inf)
-            with_it[units:] = best[: len(best) - units] + loss
-            better = with_it < found
-            found[better], which[better] = with_it[better], number
+            with_it, rest = best[: len(best) - units] + loss, found[units:]
+            np.putmask(which[units:], with_it < rest, number)
+            np.minimum(with_it, rest, out=rest)
     return found, which
 
 
