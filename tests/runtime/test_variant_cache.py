@@ -10,6 +10,7 @@ from runtime_cases import Served, Stream, as_on_a_gpu, assert_close, oracle_logi
 
 from deltacompress.errors import BackendError
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.cache.residents import Residents
 
 
 def small(trio: dict[str, Served], share: float) -> Runtime:
@@ -24,6 +25,28 @@ def small(trio: dict[str, Served], share: float) -> Runtime:
 
 def resident(runtime: Runtime) -> list[str]:
     return [name for name, one in runtime.variants.items() if one.installed]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "budget"),
+    [
+        ([30], 90),
+        ([30, 26], 90),  # three, whichever they are
+        ([30, 26, 0], 90),  # one that is the base takes nothing
+        ([40], 80),
+        ([30, 20], 100),  # three or five
+        ([50], 100),
+        ([51], 100),  # one
+        ([101], 100),
+        ([0], 100),
+        ([], 100),
+    ],
+)
+def test_a_budget_is_kept_to_whole_variants(sizes: list[int], budget: int) -> None:
+    residents = Residents(9, 100)
+    assert residents.keep_to_whole(sizes) is (budget < 100)
+    assert residents.budget_bytes == residents.coming_bytes == budget
+    assert not residents.keep_to_whole(sizes)
 
 
 def test_least_recently_used_goes_first(trio: dict[str, Served]) -> None:

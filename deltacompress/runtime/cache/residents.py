@@ -35,6 +35,20 @@ class Residents:
         there = _bytes(one for one in self.by_slot.values() if one.installed)
         return None if self.budget_bytes is None else max(0, self.budget_bytes - there)
 
+    def keep_to_whole(self, sizes: Collection[int]) -> bool:
+        """Lower the budget to what as many variants take as fit, and nothing that none can use; whether it was lowered.
+
+        Not where their number depends on which they are, nor to a single one: a later one may be a little larger.
+
+        sizes: bytes of the variants that are known.
+        """
+        assert self.budget_bytes is not None
+        fit = {self.budget_bytes // size for size in sizes if size}
+        if len(fit) != 1 or (count := fit.pop()) < 2 or (whole := count * max(sizes)) == self.budget_bytes:
+            return False
+        self.budget_bytes = whole
+        return True
+
     def enter(self, loaded: LoadedVariant) -> None:
         """Give it the lowest free slot; there must be one."""
         loaded.slot = next(number for number in range(1, self.slots + 1) if number not in self.by_slot)

@@ -90,7 +90,8 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         cuda_graphs=resolve_device(start.device).type == "cuda",
         tp=start.tp,
     )
-    if start.budget_bytes is None:
+    is_limited = start.budget_bytes is None and runtime.device.type == "cuda"
+    if is_limited:
         _limit_variants(runtime)
     runtime.notes.insert(0, runtime.describe())
     limits = EngineLimits(start.max_batch, start.max_queue, start.step_tokens, start.prefix_bytes, start.swap_bytes)
@@ -101,6 +102,8 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         return layout.context
 
     def warm() -> None:
+        if is_limited:
+            _keep_to_whole(runtime)
         try:
             engine.warm()
         except BackendError as error:
@@ -114,11 +117,18 @@ def _limit_variants(runtime: Runtime) -> None:
     from deltacompress.devices import free_bytes
     from deltacompress.serving.profile import OF_FREE, VARIANTS_SHARE
 
-    if runtime.device.type == "cuda":
-        free = free_bytes(runtime.device)
-        runtime.cache.residents.budget_bytes = budget = int(free * OF_FREE * VARIANTS_SHARE)
-        told = f"variants take at most {budget / 1e9:.1f} of the {free / 1e9:.1f} GB beside the base"
-        runtime.notes.insert(0, f"{told}: {option('budget')} changes that")
+    free = free_bytes(runtime.device)
+    runtime.cache.residents.budget_bytes = budget = int(free * OF_FREE * VARIANTS_SHARE)
+    told = f"variants take at most {budget / 1e9:.1f} of the {free / 1e9:.1f} GB beside the base"
+    runtime.notes.insert(0, f"{told}: {option('budget')} changes that")
+
+
+def _keep_to_whole(runtime: Runtime) -> None:
+    """Once those to begin with are loaded: what of that limit no variant can use is for keys and values, too."""
+    residents = runtime.cache.residents
+    if residents.keep_to_whole([one.nbytes for one in runtime.cache.variants.values()]):
+        told = f"as many variants like those that are loaded as fit take {residents.budget_bytes or 0:,} bytes of that"
+        runtime.notes.append(told)
 
 
 def _check_profile(path: Path, start: Start) -> None:
