@@ -48,7 +48,7 @@ def _with_group(best: npt.NDArray[np.float64], rungs: Rungs) -> tuple[npt.NDArra
         if units < len(best):
             with_it, rest = best[: len(best) - units] + loss, found[units:]
             np.putmask(which[units:], with_it < rest, number)
-            np.minimum(with_it, rest, out=rest)
+            np.fmin(with_it, rest, out=rest)  # a loss that is no number is never the least
     return found, which
 
 

@@ -62,13 +62,10 @@ def encode_factored(
     for stack in [[one] for one in linears] if pattern.kind == "unstructured" else [linears]:
         own_targets = [targets.pop(one.name) for one in stack]
         target = torch.cat(own_targets) if len(stack) > 1 else own_targets[0]
-        drawn = None
-        if pattern.kind == "drawn":
-            drawn = torch.cat([drawn_pattern(specs[one.name], target.device)[:, :columns] for one in stack])
-        solved = _solved(stack, target, shared, settings, drawn, solver)
-        own_specs = [specs[one.name] for one in stack]
+        of_stack = [specs[one.name] for one in stack]
+        solved = _solved(stack, target, shared, settings, _drawn(of_stack, target), solver)
         with part("packing"):
-            found = _encoded(stack, solved, own_specs, hessian if shifted else None, factor.damp_fraction)
+            found = _encoded(stack, solved, of_stack, hessian if shifted else None, factor.damp_fraction)
             out |= {one.name: encoded for one, encoded in zip(stack, found, strict=True)}
     return out
 
@@ -76,29 +73,39 @@ def encode_factored(
 def encode_each(
     linears: Sequence[LinearToEncode], shared: Factored, each: Sequence[ObsSettings]
 ) -> list[dict[str, Encoded]]:
-    """As `encode_factored` by each of several settings, of deltas as they are. Settings that differ in their steps
-    alone, or in which share they draw, are solved as one stack: a GPU waits less for launches of little work.
+    """As `encode_factored` by each of several settings, none of which moves targets, weighs outputs or has a pattern
+    over rows. Those that differ in their steps alone, or in which share they draw, are solved as one stack: a GPU waits
+    less for launches of little work.
     """
+    assert not any(one.asymmetric or one.fisher or one.pattern.kind == "unstructured" for one in each)
     columns, found = linears[0].delta.shape[1], dict[int, dict[str, Encoded]]()
     for numbers in _alike(each):
         some = [each[number] for number in numbers]
-        stack = [one for _ in some for one in linears]
-        specs = [
-            spec_for(one, rows=linear.delta.shape[0], columns=columns, name=linear.name)
-            for one in some
-            for linear in linears
-        ]
+        pairs = [(one, linear) for one in some for linear in linears]
+        stack = [linear for _, linear in pairs]
+        specs = [spec_for(one, rows=len(linear.delta), columns=columns, name=linear.name) for one, linear in pairs]
         target = torch.cat([one.delta for one in stack])
-        drawn = own = None
-        if some[0].pattern.kind == "drawn":
-            drawn = torch.cat([drawn_pattern(spec, target.device)[:, :columns] for spec in specs])
-        if len(some) > 1:
-            values = target.new_tensor([one.step or one.pattern.kept_share for one in some])
-            own = values.repeat_interleave(len(target) // len(some)).unsqueeze(1)
-        solved = solve(target, shared, some[0], drawn, own)
-        encoded = iter(_encoded(stack, solved, specs, None, shared.factor.damp_fraction))
-        found |= {number: {one.name: next(encoded) for one in linears} for number in numbers}
+        solved = solve(target, shared, some[0], _drawn(specs, target), _by_row(some, target))
+        with part("packing"):
+            encoded = iter(_encoded(stack, solved, specs, None, shared.factor.damp_fraction))
+            found |= {number: {one.name: next(encoded) for one in linears} for number in numbers}
     return [found[number] for number in range(len(each))]
+
+
+def _drawn(specs: Sequence[PackedSpec], target: Tensor) -> Tensor | None:
+    """The pattern of a stack, bool as its target, where it is drawn by lot."""
+    if specs[0].sparsity.kind != "drawn":
+        return None
+    return torch.cat([drawn_pattern(spec, target.device)[:, : target.shape[1]] for spec in specs])
+
+
+def _by_row(some: Sequence[ObsSettings], target: Tensor) -> Tensor | None:
+    """Of each row its step, or the share that is drawn, f32 [rows, 1]; as many rows have each of the settings."""
+    is_drawn = some[0].pattern.kind == "drawn"
+    own = [one.pattern.kept_share if is_drawn else one.step for one in some]
+    if None in own:
+        return None
+    return target.new_tensor(own).repeat_interleave(len(target) // len(some)).unsqueeze(1)
 
 
 def _alike(each: Sequence[ObsSettings]) -> list[list[int]]:

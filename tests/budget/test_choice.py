@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -63,6 +64,11 @@ def test_the_smallest_that_is_good_enough(seed: int) -> None:
         assert picks is not None
         assert loss_of(groups, picks) <= limit
         assert bytes_of(groups, picks) == min(sizes)
+
+
+def test_a_loss_that_is_no_number_is_never_taken() -> None:
+    groups = [[(100, 1.0), (10, math.nan), (20, 5.0)], [(10, 2.0), (90, 0.1)]]
+    assert [cheapest(groups, size) for size in (40, 110, 200)] == [[2, 0], [0, 0], [0, 1]]
 
 
 def test_large_sizes_are_counted_in_units() -> None:

@@ -273,7 +273,7 @@ def test_threads_count_bytes_behind_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
         yield
 
     monkeypatch.setattr(ladder, "current", current)
-    zstd, gpu, waiting = coder("zstd"), torch.device("cuda", 1), range(1, ladder._BEHIND + 1)
+    zstd, gpu, waiting = coder("zstd"), torch.device("cuda", 1), range(1, ladder._BEHIND * ladder._CODED_AT_ONCE + 1)
     with closing(ladder._Sizes(zstd, gpu)) as sizes:
         found = [sizes.of([(encoded_of(k), 2.0), (encoded_of(1), 1.0)]) for k in waiting]
         assert all(begun.acquire(timeout=60) for _ in range(ladder._CODED_AT_ONCE))  # beside each other
@@ -281,7 +281,7 @@ def test_threads_count_bytes_behind_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
         found.append(sizes.of([(encoded_of(3), 2.0)]))
         assert go.is_set()  # it waited for the first
         told = [one() for one in found]
-    assert entered == [gpu] * (ladder._BEHIND + 1)
+    assert entered == [gpu] * (len(waiting) + 1)
     own = part_bytes(encoded_of(1), zstd)
     assert told == [part_bytes(encoded_of(k), zstd, 2.0) + own for k in waiting] + [
         part_bytes(encoded_of(3), zstd, 2.0)
@@ -311,8 +311,8 @@ def test_what_no_thread_has_begun_to_count_is_dropped(
 
     def failed() -> None:
         with closing(ladder._Sizes(counting, torch.device("cuda", 0))) as sizes:
-            for k in range(1, ladder._BEHIND + 1):
-                sizes.of([(encoded_of(k), 1.0)])
+            for k in range(ladder._BEHIND * at_once):
+                sizes.of([(encoded_of(k + 1), 1.0)])
             assert all(begun.acquire(timeout=60) for _ in range(at_once))
             Timer(0.2, go.set).start()
             raise ZeroDivisionError
@@ -328,7 +328,7 @@ def test_a_tensor_is_judged_on_a_gpu_where_it_has_room(monkeypatch: pytest.Monke
     skeleton: Any = SimpleNamespace(device=torch.device("cuda", 1))
     by._skeleton = skeleton
     monkeypatch.setattr(judging, "free_bytes", lambda device: 6400 * (device.index + 1))
-    assert [by._place(numel) for numel in (100, 101)] == [torch.device("cuda", 1), None]
+    assert [by._place(numel) for numel in (200, 201)] == [torch.device("cuda", 1), None]
     skeleton.device = torch.device("cpu")
     assert by._place(1) is None
 

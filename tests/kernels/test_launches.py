@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from deltacompress.codecs.formats.packed import PackedSpec
-from deltacompress.kernels.cuda.sbmm import NARROW, CudaBackend
+from deltacompress.kernels.cuda.sbmm import NARROW, CudaBackend, _decode_layouts, _scale_step
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.table import Table
+from deltacompress.numerics.sparsity import Sparsity
 
 WIDE = 2 * NARROW
 
@@ -38,3 +39,24 @@ def test_linears_of_one_format(runs: list[int], launched: list[tuple[str, list[i
     x, y = (torch.zeros(offsets[-1], size, dtype=torch.bfloat16) for size in (64, 2 * NARROW + 2 * WIDE))
     backend.sbmm_group(x, y, Segments.build(offsets, [*range(len(runs))], "cpu"), tables)
     assert found == launched
+
+
+@pytest.mark.parametrize(
+    ("pattern", "bits", "group", "rows", "dtype", "first"),
+    [
+        *[("2:4", bits, 256, 1, torch.bfloat16, (4, 2)) for bits in (1, 2, 3)],
+        *[("dense", bits, 256, 1, torch.float16, (4, 2)) for bits in (1, 2)],
+        ("2:4", 4, 256, 1, torch.bfloat16, (2, 3)),
+        *[("dense", bits, 256, 1, torch.bfloat16, (2, 3)) for bits in (3, 4)],
+        ("2:4", 2, 256, 8, torch.bfloat16, (2, 3)),
+        ("2:4", 2, 256, 1, torch.float32, (2, 3)),
+        ("2:4", 2, 128, 1, torch.bfloat16, (2, 3)),
+    ],
+)
+def test_four_blocks_share_a_multiprocessor_where_they_were_measured_to_be_faster(
+    pattern: str, bits: int, group: int, rows: int, dtype: torch.dtype, first: tuple[int, int]
+) -> None:
+    spec = PackedSpec(128, 256, bits, Sparsity.parse(pattern), group, "minmax")
+    layouts = _decode_layouts(spec, _scale_step(spec, 128), rows, dtype)
+    assert layouts[0] == first
+    assert layouts[-2:] == [(2, 3), (1, 6)]

@@ -28,25 +28,24 @@ def resident(runtime: Runtime) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "budget"),
+    ("sizes", "budget", "count"),
     [
-        ([30], 90),
-        ([30, 26], 90),  # three, whichever they are
-        ([30, 26, 0], 90),  # one that is the base takes nothing
-        ([40], 80),
-        ([30, 20], 100),  # three or five
-        ([50], 100),
-        ([51], 100),  # one
-        ([101], 100),
-        ([0], 100),
-        ([], 100),
+        ([30], 94, 3),
+        ([30, 26], 94, 3),  # whichever they are
+        ([30, 26, 0], 94, 3),  # one that is the base takes nothing
+        ([40], 84, 2),
+        ([33], 100, 3),  # they need nearly all of it
+        ([30, 20], 100, None),  # three or five
+        ([51], 100, None),  # one
+        ([101], 100, None),
+        ([0], 100, None),
+        ([], 100, None),
     ],
 )
-def test_a_budget_is_kept_to_whole_variants(sizes: list[int], budget: int) -> None:
+def test_a_budget_is_kept_to_whole_variants(sizes: list[int], budget: int, count: int | None) -> None:
     residents = Residents(9, 100)
-    assert residents.keep_to_whole(sizes) is (budget < 100)
+    assert residents.keep_to_whole(sizes) == count
     assert residents.budget_bytes == residents.coming_bytes == budget
-    assert not residents.keep_to_whole(sizes)
 
 
 def test_least_recently_used_goes_first(trio: dict[str, Served]) -> None:

@@ -23,8 +23,8 @@ from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.finite import all_finite
 from deltacompress.numerics.likelihood import kl_divergence
 
-_THREADS = 8
-"""That read tensors, or restore them, at most: as many, and one more, are in memory beside the model."""
+_THREADS = 4
+"""That read tensors, or restore them: as many, and one more, are in memory beside the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,11 @@ class Judge:
 
         def named(name: str) -> tuple[str, Tensor]:
             with current(skeleton.device):
-                return name, skeleton.prepare(name, read(name))
+                return name, read(name)
 
         with closing(side_by_side(named, filter(skeleton.uses, names), threads, at_once=threads + 1)) as tensors:
             for name, tensor in tensors:
-                skeleton.swap({name: tensor})
+                skeleton.swap({name: skeleton.prepare(name, tensor)})
 
 
 def error_by_record(per: Tensor, record: Tensor) -> float:

@@ -29,8 +29,8 @@ MOST_ROUNDED = 1 << 24
 """Weights of a tensor that are rounded for each rung, at most: which rows are all zeros, and so free, is no average."""
 
 
-_CODED_AT_ONCE, _BEHIND = 4, 8
-"""Rungs whose parts the lossless stage codes at once, on CPUs; that wait for it in host memory, at most."""
+_CODED_AT_ONCE, _BEHIND = 4, 2
+"""Rungs whose parts the lossless stage codes at once, on CPUs; and, for each of these, in host memory for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ def some_rows(rows: int, of_stack: int) -> Tensor:
 
 class _Sizes:
     """Bytes of parts after the lossless stage, which threads run, some rungs behind a GPU that encodes; a CPU, which
-    has no time to spare, runs it at once. A stage that runs on the GPU, too, has one thread.
+    has no time to spare, runs it at once. One thread, but for zstd, which CPUs alone run.
     """
 
     def __init__(self, coder: Coder, device: torch.device) -> None:
         self._coder, self._device = coder, device
         at_once = _CODED_AT_ONCE if coder.codec == "zstd" else 1
         self._threads = ThreadPoolExecutor(at_once, "deltacompress-sizes")  # they start with the first submit
-        self._waiting = deque[Future[float]](maxlen=_BEHIND)
+        self._waiting = deque[Future[float]](maxlen=_BEHIND * at_once)
 
     def of(self, encoded: Sequence[tuple[Encoded, float]]) -> Callable[[], float]:
         """Of tensors together, each with its scale, as part_bytes has it; to be called for the result."""
@@ -69,7 +69,7 @@ class _Sizes:
             nbytes = sum(part_bytes(one, self._coder, scale) for one, scale in encoded)
             return lambda: nbytes
         parts = [(to_code(one), scale) for one, scale in encoded]
-        if len(self._waiting) == _BEHIND:
+        if len(self._waiting) == self._waiting.maxlen:
             self._waiting[0].result()
         self._waiting.append(self._threads.submit(self._coded, parts))
         return self._waiting[-1].result

@@ -39,7 +39,7 @@ Budget = Annotated[
     typer.Option(
         metavar="SIZE",
         help="Of variants on the device, such as 20GB.",
-        show_default="the profile's; of a GPU 45 % of what the base leaves; on a CPU all are there",
+        show_default="the profile's; of a GPU at most 45 % of what the base leaves; on a CPU all are there",
     ),
 ]
 MaxBatch = Annotated[

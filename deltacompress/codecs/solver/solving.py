@@ -71,17 +71,17 @@ def solve(
     shared: Factored,
     settings: ObsSettings,
     drawn: Tensor | None = None,
-    own: Tensor | None = None,
+    by_row: Tensor | None = None,
 ) -> Solved:
-    """One stack. own: f32 [rows, 1], of each row its step, or the share that is drawn of it, for the settings' one.
+    """One stack. by_row: f32 [rows, 1], of each row its step, or the share that is drawn of it, for the settings' one.
 
     With several range factors to try, each row keeps the result of the factor that left it the least loss: rows are
     independent given the Hessian, and grids are judged by what OBS makes of them.
     """
     first, *others = settings.range_search or (settings.range_factor,)
-    best = _solve_once(target, shared, settings, first, drawn, own)
+    best = _solve_once(target, shared, settings, first, drawn, by_row)
     for widened in others:
-        best = _better(best, _solve_once(target, shared, settings, widened))  # never of drawn ones
+        best = _better(best, _solve_once(target, shared, settings, widened))  # never of drawn ones, nor of steps
     hessian = shared.hessian
     with part("gain"):
         if settings.gain == "least":
@@ -126,18 +126,18 @@ def _solve_once(
     settings: ObsSettings,
     widened: float,
     drawn: Tensor | None = None,
-    own: Tensor | None = None,
+    by_row: Tensor | None = None,
 ) -> Solved:
     columns, pattern, factor, order = target.shape[1], settings.pattern, shared.factor, shared.order
     group = columns if settings.group_size == "row" else settings.group_size
     with part("columns"):
         grid = signs = None
         if drawn is not None:
-            share = pattern.kept_share if own is None else own
+            share = pattern.kept_share if by_row is None else by_row
             signs, pattern = fit_signs(target, share, widened), Sparsity("dense")
             grid = Grid(1, 1, signs.scale * drawn, signs.zero.expand(drawn.shape))  # a scale of 0 has zeros only
         elif settings.bits != 16:
-            kind, step = settings.grid, settings.step if own is None else own
+            kind, step = settings.grid, settings.step if by_row is None else by_row
             grid = fit_grid(target, bits=settings.bits, group=group, kind=kind, factor=widened, step=step)
         solution = obs.solve(
             target,

@@ -261,7 +261,8 @@ def _decode_layouts(spec: PackedSpec, step: int, wide: int, dtype: torch.dtype) 
     stage waits for everything that was asked for with it, so longer rings only start later. The fewer bytes a stage
     has, the more its arithmetic weighs, and the more warps it takes to hide that: four blocks, 128 registers a thread.
     """
-    four = [(4, 2)] if spec.bits <= 3 and step == 0 and wide == 1 and dtype != torch.float32 else []
+    is_small = spec.bits <= (3 if spec.is_24 else 2)
+    four = [(4, 2)] if is_small and step == 0 and wide == 1 and dtype != torch.float32 else []
     return [*four, (2, 3), (1, 6)]
 
 

@@ -11,6 +11,9 @@ from collections.abc import Collection, Iterable
 from deltacompress.errors import BackendError, InputError, option
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 
+_SPARE = 1.05
+"""Times what variants take that are known: later ones may be a little larger, or small adapters beside them."""
+
 
 class Residents:
     """slots: how many there are, numbered from 1; by_slot: who has them; budget_bytes: None for no limit."""
@@ -35,19 +38,17 @@ class Residents:
         there = _bytes(one for one in self.by_slot.values() if one.installed)
         return None if self.budget_bytes is None else max(0, self.budget_bytes - there)
 
-    def keep_to_whole(self, sizes: Collection[int]) -> bool:
-        """Lower the budget to what as many variants take as fit, and nothing that none can use; whether it was lowered.
+    def keep_to_whole(self, sizes: Collection[int]) -> int | None:
+        """Lower the budget to what as many variants take as fit, and a little, for later ones that take more; how many.
 
-        Not where their number depends on which they are, nor to a single one: a later one may be a little larger.
-
-        sizes: bytes of the variants that are known.
+        None where their number depends on which they are, or is one: the budget stays. sizes: bytes of those known.
         """
         assert self.budget_bytes is not None
         fit = {self.budget_bytes // size for size in sizes if size}
-        if len(fit) != 1 or (count := fit.pop()) < 2 or (whole := count * max(sizes)) == self.budget_bytes:
-            return False
-        self.budget_bytes = whole
-        return True
+        if len(fit) != 1 or (count := fit.pop()) < 2:
+            return None
+        self.budget_bytes = min(self.budget_bytes, int(count * max(sizes) * _SPARE))
+        return count
 
     def enter(self, loaded: LoadedVariant) -> None:
         """Give it the lowest free slot; there must be one."""

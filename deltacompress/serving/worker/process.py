@@ -78,6 +78,7 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
     from deltacompress.devices import resolve_device
     from deltacompress.runtime.engine.live.engine import EngineLimits, QueueFullError
     from deltacompress.runtime.face import Runtime
+    from deltacompress.runtime.parallel.others import ALONE
 
     if start.profile is not None:
         _check_profile(Path(start.profile), start)
@@ -90,9 +91,7 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         cuda_graphs=resolve_device(start.device).type == "cuda",
         tp=start.tp,
     )
-    is_limited = start.budget_bytes is None and runtime.device.type == "cuda"
-    if is_limited:
-        _limit_variants(runtime)
+    limited = _limit_variants(runtime) if start.budget_bytes is None and runtime.device.type == "cuda" else None
     runtime.notes.insert(0, runtime.describe())
     limits = EngineLimits(start.max_batch, start.max_queue, start.step_tokens, start.prefix_bytes, start.swap_bytes)
     engine = runtime.engine(emit, limits)
@@ -102,8 +101,8 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         return layout.context
 
     def warm() -> None:
-        if is_limited:
-            _keep_to_whole(runtime)
+        if limited is not None and runtime.model.others is ALONE:  # beside others, keys and values do not look at it
+            _keep_to_whole(runtime, limited)
         try:
             engine.warm()
         except BackendError as error:
@@ -112,23 +111,24 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
     return Served(engine, runtime, QueueFullError, context, runtime.model.others.check, warm, runtime.close)
 
 
-def _limit_variants(runtime: Runtime) -> None:
-    """Leave room for keys and values, which take what this and steps leave."""
+def _limit_variants(runtime: Runtime) -> str:
+    """Leave room for keys and values, which take what this and steps leave; the note that says so."""
     from deltacompress.devices import free_bytes
     from deltacompress.serving.profile import OF_FREE, VARIANTS_SHARE
 
     free = free_bytes(runtime.device)
     runtime.cache.residents.budget_bytes = budget = int(free * OF_FREE * VARIANTS_SHARE)
     told = f"variants take at most {budget / 1e9:.1f} of the {free / 1e9:.1f} GB beside the base"
-    runtime.notes.insert(0, f"{told}: {option('budget')} changes that")
+    runtime.notes.insert(0, note := f"{told}: {option('budget')} changes that")
+    return note
 
 
-def _keep_to_whole(runtime: Runtime) -> None:
+def _keep_to_whole(runtime: Runtime, limited: str) -> None:
     """Once those to begin with are loaded: what of that limit no variant can use is for keys and values, too."""
     residents = runtime.cache.residents
-    if residents.keep_to_whole([one.nbytes for one in runtime.cache.variants.values()]):
-        told = f"as many variants like those that are loaded as fit take {residents.budget_bytes or 0:,} bytes of that"
-        runtime.notes.append(told)
+    if count := residents.keep_to_whole([one.nbytes for one in runtime.cache.variants.values()]):
+        told = f"variants take at most {(residents.budget_bytes or 0) / 1e9:.1f} GB, {count} like those that are loaded"
+        runtime.notes[runtime.notes.index(limited)] = f"{told}: {option('budget')} changes that"
 
 
 def _check_profile(path: Path, start: Start) -> None:
