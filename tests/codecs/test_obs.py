@@ -276,8 +276,8 @@ def test_settings_of_a_stack_are_as_each_alone(monkeypatch: pytest.MonkeyPatch) 
             assert one[name].params == other[name].params
             assert torch.equal(one[name].parts["scales"], other[name].parts["scales"]), settings.step
             differ = (decode(one[name]) != decode(other[name])).float().mean()
-            assert differ < 0.01  # sums of another shape round otherwise
-            assert one[name].sums == pytest.approx(other[name].sums, rel=1e-2)
+            assert differ < 0.005  # sums of another shape round otherwise
+            assert one[name].sums == pytest.approx(other[name].sums, rel=1e-4)
 
 
 def test_an_energy_that_is_known_is_taken() -> None:

@@ -53,7 +53,7 @@ def test_linears_of_one_format(runs: list[int], launched: list[tuple[str, list[i
         ("2:4", 2, 128, 1, torch.bfloat16, (2, 3)),
     ],
 )
-def test_four_blocks_share_a_multiprocessor_where_they_were_measured_to_be_faster(
+def test_how_many_blocks_share_a_multiprocessor(
     pattern: str, bits: int, group: int, rows: int, dtype: torch.dtype, first: tuple[int, int]
 ) -> None:
     spec = PackedSpec(128, 256, bits, Sparsity.parse(pattern), group, "minmax")

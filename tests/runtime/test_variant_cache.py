@@ -44,7 +44,7 @@ def resident(runtime: Runtime) -> list[str]:
 )
 def test_a_budget_is_kept_to_whole_variants(sizes: list[int], budget: int, count: int | None) -> None:
     residents = Residents(9, 100)
-    assert residents.keep_to_whole(sizes) == count
+    assert residents.keep_to_whole(sizes) == (None if count is None else (count, budget))
     assert residents.budget_bytes == residents.coming_bytes == budget
 
 

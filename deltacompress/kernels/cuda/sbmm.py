@@ -255,7 +255,9 @@ def _scale_step(spec: PackedSpec, most: int) -> int:
 
 
 def _decode_layouts(spec: PackedSpec, step: int, wide: int, dtype: torch.dtype) -> list[tuple[int, int]]:
-    """(blocks on a multiprocessor, stages of their rings), best first; chosen by measuring on an H100 and an H200.
+    """(blocks on a multiprocessor, stages of their rings), best first; chosen by measuring on an H100.
+
+    Those of 2:4 with two and three bits on an H200.
 
     What two blocks with rings of three stages read ahead is several times what covers the memory's latency; the first
     stage waits for everything that was asked for with it, so longer rings only start later. The fewer bytes a stage

@@ -38,17 +38,18 @@ class Residents:
         there = _bytes(one for one in self.by_slot.values() if one.installed)
         return None if self.budget_bytes is None else max(0, self.budget_bytes - there)
 
-    def keep_to_whole(self, sizes: Collection[int]) -> int | None:
-        """Lower the budget to what as many variants take as fit, and a little, for later ones that take more; how many.
+    def keep_to_whole(self, sizes: Collection[int]) -> tuple[int, int] | None:
+        """Lower the budget to what as many variants take as fit, and a little, for later ones that take more.
 
-        None where their number depends on which they are, or is one: the budget stays. sizes: bytes of those known.
+        sizes: bytes of those known. Gives (how many, the budget); None where their number depends on which they are, or
+        is one: the budget stays.
         """
         assert self.budget_bytes is not None
         fit = {self.budget_bytes // size for size in sizes if size}
         if len(fit) != 1 or (count := fit.pop()) < 2:
             return None
         self.budget_bytes = min(self.budget_bytes, int(count * max(sizes) * _SPARE))
-        return count
+        return count, self.budget_bytes
 
     def enter(self, loaded: LoadedVariant) -> None:
         """Give it the lowest free slot; there must be one."""

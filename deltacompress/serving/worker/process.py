@@ -125,9 +125,10 @@ def _limit_variants(runtime: Runtime) -> str:
 
 def _keep_to_whole(runtime: Runtime, limited: str) -> None:
     """Once those to begin with are loaded: what of that limit no variant can use is for keys and values, too."""
-    residents = runtime.cache.residents
-    if count := residents.keep_to_whole([one.nbytes for one in runtime.cache.variants.values()]):
-        told = f"variants take at most {(residents.budget_bytes or 0) / 1e9:.1f} GB, {count} like those that are loaded"
+    sizes = [one.nbytes for one in runtime.cache.variants.values()]
+    if (kept := runtime.cache.residents.keep_to_whole(sizes)) is not None:
+        count, budget = kept
+        told = f"variants take at most {budget / 1e9:.1f} GB, {count} like those that are loaded"
         runtime.notes[runtime.notes.index(limited)] = f"{told}: {option('budget')} changes that"
 
 
