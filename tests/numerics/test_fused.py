@@ -40,6 +40,8 @@ GRIDS: list[Fields] = [
     (1, "midrise", 8),
 ]
 ROWS = 40  # not a multiple of the rows of a program
+FEW, MANY = True, False
+"""Whether these count as few rows, which have kernels of their own."""
 LAUNCH = fused.BLOCK
 
 
@@ -148,23 +150,28 @@ def moved(grid: Grid, device: torch.device) -> Grid:
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
-    ("pattern", "selection", "columns", "quantized"),
+    ("pattern", "selection", "columns", "quantized", "few"),
     [
-        ("2:4", "joint", 128, 0),
-        ("2:4", "joint", 131, 1),
-        ("2:4", "joint", 138, 1),
-        ("2:4", "joint", 131, None),
-        ("2:4", "joint", 34, 3),
-        ("2:4", "diagonal", 131, 0),
-        ("2:4", "diagonal", 138, 1),
-        ("2:4", "diagonal", 131, None),
-        ("1:4", "diagonal", 131, 2),
-        ("3:5", "diagonal", 138, 0),
-        ("8:16", "diagonal", 131, 2),
-        ("unstructured:0.5", "diagonal", 138, 1),
-        ("unstructured:0.5", "diagonal", 131, None),
-        ("dense", "diagonal", 138, 1),
-        ("dense", "diagonal", 131, 2),
+        ("2:4", "joint", 128, 0, MANY),
+        ("2:4", "joint", 128, 0, FEW),
+        ("2:4", "joint", 131, 1, MANY),
+        ("2:4", "joint", 131, 1, FEW),
+        ("2:4", "joint", 138, 1, MANY),
+        ("2:4", "joint", 138, 1, FEW),
+        ("2:4", "joint", 131, None, MANY),
+        ("2:4", "joint", 131, None, FEW),
+        ("2:4", "joint", 34, 3, MANY),
+        ("2:4", "joint", 34, 3, FEW),
+        ("2:4", "diagonal", 131, 0, FEW),
+        ("2:4", "diagonal", 138, 1, MANY),
+        ("2:4", "diagonal", 131, None, FEW),
+        ("1:4", "diagonal", 131, 2, MANY),
+        ("3:5", "diagonal", 138, 0, FEW),
+        ("8:16", "diagonal", 131, 2, MANY),
+        ("unstructured:0.5", "diagonal", 138, 1, FEW),
+        ("unstructured:0.5", "diagonal", 131, None, MANY),
+        ("dense", "diagonal", 138, 1, FEW),
+        ("dense", "diagonal", 131, 2, MANY),
     ],
 )
 def test_a_block_in_one_launch_is_the_loop(
@@ -173,9 +180,11 @@ def test_a_block_in_one_launch_is_the_loop(
     selection: obs.Selection,
     columns: int,
     quantized: int | None,
+    few: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launch, columns, (bits, kind, group) = sizes(run, columns, quantized, monkeypatch)
+    monkeypatch.setattr(fused, "FEW", ROWS if few else 0)
     p = problem(ROWS, columns, seed=columns, correlation=1.0)
     sparsity = Sparsity.parse(pattern)
     grid = None
@@ -242,21 +251,25 @@ def test_pruned_only_values_are_bfloat16(run: str, pattern: str, monkeypatch: py
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
-    ("pattern", "columns", "quantized"),
+    ("pattern", "columns", "quantized", "few"),
     [
-        ("2:4", 131, 0),
-        ("2:4", 72, 1),
-        ("2:4", 70, 1),
-        ("2:4", 64, 2),
-        ("4:8", 131, 2),
-        ("unstructured:0.5", 131, 1),
-        ("dense", 138, 0),
+        ("2:4", 131, 0, MANY),
+        ("2:4", 131, 0, FEW),
+        ("2:4", 72, 1, MANY),
+        ("2:4", 72, 1, FEW),
+        ("2:4", 70, 1, FEW),
+        ("2:4", 64, 2, MANY),
+        ("2:4", 64, 2, FEW),
+        ("4:8", 131, 2, FEW),
+        ("unstructured:0.5", 131, 1, FEW),
+        ("dense", 138, 0, FEW),
     ],
 )
 def test_a_sweep_in_one_launch_is_the_loop(
-    run: str, pattern: str, columns: int, quantized: int, monkeypatch: pytest.MonkeyPatch
+    run: str, pattern: str, columns: int, quantized: int, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, columns, (bits, kind, group) = sizes(run, columns, quantized, monkeypatch)
+    monkeypatch.setattr(fused, "FEW", ROWS if few else 0)
     p = problem(ROWS, columns, seed=columns, correlation=1.0)
     sparsity = Sparsity.parse(pattern)
     grid = fit_grid(p.target, bits=bits, group=group or columns, kind=kind)
@@ -278,8 +291,13 @@ def test_a_sweep_in_one_launch_is_the_loop(
 
 
 @pytest.mark.parametrize("run", ["loops", *RUNS])
-@pytest.mark.parametrize(("pattern", "columns"), [("2:4", 64), ("2:4", 23), ("dense", 23)])
-def test_a_sweep_tells_what_it_changed(run: str, pattern: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "columns", "few"),
+    [("2:4", 64, MANY), ("2:4", 64, FEW), ("2:4", 23, MANY), ("2:4", 23, FEW), ("dense", 23, FEW)],
+)
+def test_a_sweep_tells_what_it_changed(
+    run: str, pattern: str, columns: int, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of each weight; and what stands behind the block in memory is nothing to it."""
     made = fused._with_room
 
@@ -289,6 +307,7 @@ def test_a_sweep_tells_what_it_changed(run: str, pattern: str, columns: int, mon
         return room
 
     monkeypatch.setattr(fused, "_with_room", with_nan)
+    monkeypatch.setattr(fused, "FEW", ROWS if few else 0)
     p, sparsity = problem(ROWS, columns, seed=columns, correlation=1.0), Sparsity.parse(pattern)
     grid = fit_grid(p.target, bits=4, group=columns, kind="minmax")
     device = on(run, monkeypatch)

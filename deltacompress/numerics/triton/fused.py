@@ -24,7 +24,8 @@ from deltacompress.numerics.sparsity import Sparsity
 
 BLOCK = 128
 """Most columns of one launch; where they are fixed one by one, a tile of them stays in registers."""
-_ROWS = 32
+FEW = 4096
+"""Rows of which a warp takes two, at most: by an H200 more of them go faster in larger tiles, or a row a lane."""
 _A_ROW_A_LANE = {"ROWS": 32, "num_warps": 1}
 """Of the loops over pairs, whose lanes read what they stored themselves, without a barrier: no two may share a row."""
 _PROBING = Lock()
@@ -144,23 +145,24 @@ def fix(block: Block, start: int, sparsity: Sparsity, pairs: PairSolver | None, 
     mask = block.mask.view(torch.uint8)
     shared: dict[str, Any] = {"QUANTIZED": scales.dtype is None, "VALUE": _triton_dtype(scales.dtype)}
     if pairs is not None:
+        from deltacompress.numerics.triton.few_rows import fix_pairs_of_few
         from deltacompress.numerics.triton.obs_loop import fix_pairs
 
         whole = width // 4 * 4
-        left = _pairs(block.work.device, left=True)
-        fix_pairs[_programs(rows)](
+        kernel, shape = (fix_pairs_of_few, _tile(2)) if rows <= FEW else (fix_pairs, _A_ROW_A_LANE)
+        kernel[_programs(rows, shape)](
             block.work, block.errors, block.codes, mask, torch.neg(block.upper, out=_with_room(block.upper)),
-            *pairs.constants(start // 4), left, *scales.at(start), rows, width, whole, scales.top, **shared,
-            **_A_ROW_A_LANE,
+            *pairs.constants(start // 4), _left(block.work.device), *scales.at(start), rows, width, whole, scales.top,
+            **shared, **shape,
         )  # fmt: skip
     if whole < width:
         from deltacompress.numerics.triton.obs_loop import fix_columns
 
         choose = sparsity.kind == "n:m"
-        fix_columns[_programs(rows)](
+        shape = _tile(2) if rows <= FEW else _tile(32, warps=4) if choose else _tile(8)
+        fix_columns[_programs(rows, shape)](
             block.work, block.errors, block.codes, mask, block.upper.contiguous(), *scales.at(start), rows, whole,
-            width, scales.top, N=sparsity.n, M=sparsity.m if choose else 1, CHOOSE=choose, **shared, BLOCK=BLOCK,
-            ROWS=_ROWS, num_warps=4 if choose else 2,
+            width, scales.top, N=sparsity.n, M=sparsity.m if choose else 1, CHOOSE=choose, **shared, **shape,
         )  # fmt: skip
 
 
@@ -187,17 +189,18 @@ def improve(
     square = _with_room(hessian).copy_(hessian) if whole else hessian.contiguous()
     state = (gradient, value, codes, mask.view(torch.uint8), square, change, gain)
     if whole:
+        from deltacompress.numerics.triton.few_rows import refine_pairs_of_few
         from deltacompress.numerics.triton.refine_loop import refine_pairs
 
-        refine_pairs[_programs(rows)](
-            *state, _pairs(value.device), *scales.at(start), rows, width, whole, scales.top, **_A_ROW_A_LANE
+        kernel, shape = (refine_pairs_of_few, _tile(2)) if rows <= FEW else (refine_pairs, _A_ROW_A_LANE)
+        kernel[_programs(rows, shape)](
+            *state, _both_ways(value.device), *scales.at(start), rows, width, whole, scales.top, **shape
         )
     if whole < width:
         from deltacompress.numerics.triton.refine_loop import refine_columns
 
-        refine_columns[_programs(rows)](
-            *state, *scales.at(start), rows, whole, width, scales.top, BLOCK=BLOCK, ROWS=_ROWS, num_warps=2
-        )
+        shape = _tile(16)
+        refine_columns[_programs(rows, shape)](*state, *scales.at(start), rows, whole, width, scales.top, **shape)
 
 
 def _with_room(square: Tensor) -> Tensor:
@@ -212,10 +215,22 @@ def _triton_dtype(dtype: torch.dtype | None) -> Any:
 
 
 @lru_cache
-def _pairs(device: torch.device, *, left: bool = False) -> Tensor:
-    """The pairs of four; left: what pruning each of them leaves, pair 5 - k of pair k."""
-    return torch.tensor(PAIRS[::-1] if left else PAIRS, dtype=torch.int32, device=device)
+def _left(device: torch.device) -> Tensor:
+    """Of the pairs of four what pruning each leaves, pair 5 - k of pair k: i32 [6, 2]."""
+    return torch.tensor(PAIRS[::-1], dtype=torch.int32, device=device)
 
 
-def _programs(rows: int) -> tuple[int]:
-    return (-(-rows // _ROWS),)
+@lru_cache
+def _both_ways(device: torch.device) -> Tensor:
+    """The pairs of four and two that stand for nothing, then all the other way round: i32 [16, 2]."""
+    pairs = [*PAIRS, (0, 1), (0, 1)]
+    return torch.tensor([*pairs, *((j, i) for i, j in pairs)], dtype=torch.int32, device=device)
+
+
+def _tile(rows: int, *, warps: int = 1) -> dict[str, int]:
+    """Of a kernel whose programs have a tile of so many rows each."""
+    return {"BLOCK": BLOCK, "ROWS": rows, "num_warps": warps}
+
+
+def _programs(rows: int, shape: dict[str, int]) -> tuple[int]:
+    return (-(-rows // shape["ROWS"]),)
