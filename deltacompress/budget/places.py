@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deltacompress.artifact.outputs import check_free, holds_artifact
 from deltacompress.budget.measuring.kept import check_kept, kept_path
+from deltacompress.budget.measuring.progress import check_progress, progress_path
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.partial import check_partial, lock_place
 from deltacompress.compression.run_identity import identity_file
@@ -39,12 +40,12 @@ def check_places(job: CompressionJob) -> None:
     check_free(job.out, replaces=holds_artifact if job.force else None)
     check_free(attempt_path(job.out), replaces=holds_artifact)
     check_partial(identity_file(attempt_path(job.out)).parent)
-    kept = kept_path(job.out)
-    if not job.resume:
-        check_kept(kept)
-    elif os.path.lexists(kept):  # it is read, and damage told
-        with output_errors(kept, "name"):
-            stat_regular(kept)
+    for path, check in ((kept_path(job.out), check_kept), (progress_path(job.out), check_progress)):
+        if not job.resume:
+            check(path)
+        elif os.path.lexists(path):  # it is read, and damage told
+            with output_errors(path, "name"):
+                stat_regular(path)
     recipe = recipe_path(job.out)
     with output_errors(recipe, "name"):
         if os.path.lexists(recipe):

@@ -4,7 +4,8 @@
     -> compress by the recipe -> measure size and KL -> again, if they miss
 
 Nothing takes the name OUT before it is what was asked: until then it is OUT.attempt. What was measured lies in
-OUT.budget.json, for `resume`; the recipe in OUT.recipe.yaml. For a size that all bits fit nothing is measured.
+OUT.budget.json, for `resume`, and before that in
+OUT.budget.safetensors; the recipe in OUT.recipe.yaml. For a size that all bits fit nothing is measured.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from deltacompress.budget.lossless import lossless_job
 from deltacompress.budget.measuring.judge import Judged
 from deltacompress.budget.measuring.kept import Tried, asked_before, check_kept, kept_path
 from deltacompress.budget.measuring.pair import TRIAL, Surveyed, survey_pair
+from deltacompress.budget.measuring.progress import progress_path
 from deltacompress.budget.places import attempt_path, check_places, locked, recipe_path
 from deltacompress.budget.prediction.frontier import candidate_notes
 from deltacompress.budget.recipe import as_yaml, recipe_of
@@ -114,7 +116,11 @@ def _telling_what_waits(out: Path) -> Iterator[None]:
         if not kept.exists():
             if isinstance(stop, Interrupted):  # without loss there are steps, and nothing to measure
                 raise
-            raise Interrupted("interrupted before all was measured, nothing is kept: run it again") from stop
+            told, so_far = "interrupted before all was measured", progress_path(out)
+            if not so_far.exists():
+                raise Interrupted(f"{told}, nothing is kept: run it again") from stop
+            way_out = f"what was measured so far waits in {so_far}: run again with {switch('resume')}"
+            raise Interrupted(told, way_out=way_out) from stop
         way_out = f"what was measured waits in {kept}: run again with {switch('resume')}"
         raise Interrupted("interrupted, nothing published", way_out=way_out) from stop
 

@@ -20,9 +20,9 @@ from pydantic import BaseModel, ConfigDict
 
 from deltacompress.budget.choice import bytes_of, loss_of
 from deltacompress.budget.measuring.excess import excess
+from deltacompress.budget.measuring.measured import Measured, Walked
 from deltacompress.budget.measuring.probes import Probe
 from deltacompress.budget.measuring.shares import shares_of
-from deltacompress.budget.measuring.walk import Measured, Walked
 from deltacompress.budget.rungs import COARSE, DRAWN, REFERENCE, RUNGS, WIDEST
 from deltacompress.errors import NumericsError
 from deltacompress.types import TensorKind

@@ -24,7 +24,8 @@ from deltacompress.bench.frontier.table import means, predictions, to_markdown
 from deltacompress.bench.pairs import run as bench_pairs
 from deltacompress.budget import run as budget
 from deltacompress.budget import target
-from deltacompress.budget.measuring.walk import Walked, walk
+from deltacompress.budget.measuring.measured import Walked
+from deltacompress.budget.measuring.walk import walk
 from deltacompress.budget.rungs import template
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.cli.main import main

@@ -25,8 +25,9 @@ from deltacompress.budget.measuring import ladder, probes
 from deltacompress.budget.measuring import pair as measuring
 from deltacompress.budget.measuring import walk as walking
 from deltacompress.budget.measuring.judge import Judge, error_by_record
+from deltacompress.budget.measuring.measured import Measured, Walked
 from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes, part_bytes, to_code
-from deltacompress.budget.measuring.walk import Measured, Walked, walk
+from deltacompress.budget.measuring.walk import walk
 from deltacompress.budget.recipe import recipe_of
 from deltacompress.budget.rungs import CALIBRATED, COARSE, DRAWN, REFERENCE, RUNGS, WIDEST, template
 from deltacompress.budget.survey import survey_of

@@ -11,8 +11,8 @@ import torch
 from deltacompress.budget import survey
 from deltacompress.budget.measuring import shares
 from deltacompress.budget.measuring.ladder import Step
+from deltacompress.budget.measuring.measured import Measured, Walked
 from deltacompress.budget.measuring.probes import Probe
-from deltacompress.budget.measuring.walk import Measured, Walked
 from deltacompress.budget.rungs import COARSE, COUNTED_REFERENCE, COUNTED_WIDEST, DRAWN, REFERENCE, WIDEST, Rung
 from deltacompress.budget.survey import Survey, survey_of
 

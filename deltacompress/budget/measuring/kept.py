@@ -88,12 +88,17 @@ def _checksum(data: dict[str, Any]) -> str:
 
 def check_kept(path: Path) -> None:
     """Raises OutputError: what is there, if anything, is not what an earlier run has measured."""
+    check_begins(path, _BEGIN)
+
+
+def check_begins(path: Path, begin: bytes, *, at: int = 0) -> None:
+    """As check_kept, of a file that has `begin` at a place."""
     if not os.path.lexists(path):
         return
     with output_errors(path, "name"):
         stat_regular(path)
         with path.open("rb") as file:
-            ours = file.read(len(_BEGIN)) == _BEGIN  # and were it damaged, it may be replaced
+            ours = file.read(at + len(begin))[at:] == begin  # and were it damaged, it may be replaced
     if not ours:
         told = "is in the place of what a budget measures, and is none of that"
         raise OutputError(told, where=path, way_out=f"move it away, or choose another {option('out')}")

@@ -13,8 +13,10 @@ import torch
 from deltacompress.artifact.delta import load_delta
 from deltacompress.budget.measuring.judge import Against, Judge, Judged
 from deltacompress.budget.measuring.kept import Kept, Tried, kept_path
+from deltacompress.budget.measuring.measured import Walked
+from deltacompress.budget.measuring.progress import Progress, progress_path
 from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes, unsure_bytes
-from deltacompress.budget.measuring.walk import Walked, walk
+from deltacompress.budget.measuring.walk import walk
 from deltacompress.budget.request import Request
 from deltacompress.budget.rungs import CALIBRATED, RUNGS, Rung
 from deltacompress.budget.survey import Survey, survey_of
@@ -123,27 +125,32 @@ def survey_pair(
             prepared.scan.wait()
             identity = _identity(prepared, opened, records)
             earlier = Kept.read(kept, identity) if job.resume else None
+            progress = None if request is None else Progress(progress_path(job.out), identity)
             if earlier is None:
                 fixed = fixed_bytes(prepared.plan, opened.coder)
                 if request is not None:
                     least = fixed - unsure_bytes(prepared.plan)
                     check_size(request, least=least, finetuned=opened.finetuned.nbytes)
                 if kept.exists():
-                    _make_room(kept, identity, reporter)
-                found = _walked(job, inputs, prepared, skeleton, opened, records, rungs, reporter)
+                    _make_room(kept, Kept.fits(kept, identity), reporter)
+                if progress is not None and progress.path.exists() and not job.resume:
+                    _make_room(progress.path, progress.fits(), reporter)
+                found = _walked(job, inputs, prepared, skeleton, opened, records, rungs, reporter, progress)
                 survey = survey_of(found, finetuned_bytes=opened.finetuned.nbytes, fixed_bytes=fixed)
                 Kept(of=identity, survey=survey, asked=None if request is None else repr(request)).write(kept)
             else:
                 survey = earlier.survey
                 reporter.note(f"{kept}: measured by an earlier run, used again")
+            if progress is not None:
+                progress.remove()
             by = Judge(skeleton, opened.finetuned, _batches(records, opened.where))
     where, memory = opened.where, job.device_memory
     return Surveyed(survey, opened.base, kept, identity, earlier, where, memory, by, prepared.plan.pairing)
 
 
-def _make_room(kept: Path, identity: str, reporter: Reporter) -> None:
+def _make_room(kept: Path, fits: bool, reporter: Reporter) -> None:
     """What an earlier run measured stays until this is measured, if whoever interrupts that can go on with it."""
-    if Kept.fits(kept, identity):
+    if fits:
         told = f"is measured anew; {switch('resume')} would have used it"
     else:
         told = "is of no use to this one, and is removed"
@@ -161,12 +168,13 @@ def _walked(
     records: Records,
     rungs: Sequence[Rung],
     reporter: Reporter,
+    progress: Progress | None,
 ) -> Walked:
     tokens = prepared.tokens or tokens_of(job, opened.finetuned, skeleton, inputs)
     some, every = (_batches(one.of(records), opened.where) for one in (PROBED, WHOLE))
     ids = tokens.ids[: _few(job.calibration_spec)]
     try:
-        return walk(prepared.plan, skeleton, ids, some, every, rungs, opened.coder, reporter)
+        return walk(prepared.plan, skeleton, ids, some, every, rungs, opened.coder, reporter, progress)
     finally:
         for checkpoint in (opened.base, opened.finetuned):
             checkpoint.forget_ahead()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from deltacompress.budget.measuring.measured import Measured
 from deltacompress.budget.measuring.probes import Probe
-from deltacompress.budget.measuring.walk import Measured
 
 _OTHERS_WEIGH = 256
 """Tokens to be written that all other tokens of a record weigh as much as: where those are few, these steady a group's

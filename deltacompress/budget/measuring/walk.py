@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from deltacompress.budget.measuring.ladder import Ladder, Step, embedding_steps, rounded_group
+from deltacompress.budget.measuring.measured import Measured, Walked
 from deltacompress.budget.measuring.probes import HeldStreams, Probe
+from deltacompress.budget.measuring.progress import Progress, Reached
 from deltacompress.budget.rungs import (
     COARSE,
     COUNTED_REFERENCE,
@@ -43,29 +46,6 @@ from deltacompress.models.relay import LayerCall
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.reporter import Reporter
-from deltacompress.types import TensorKind
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A group of tensors that are coded alike, and what each rung takes and loses.
-
-    probe: with it as the reference. widest: of an embedding, with it in its widest steps, by the rung's name. experts:
-    they are linears of experts.
-    """
-
-    names: tuple[str, ...]
-    kind: TensorKind
-    steps: list[Step]
-    reference: str
-    probe: Probe
-    widest: tuple[str, Probe] | None = None
-    experts: bool = False
-
-    @property
-    def probes(self) -> list[Probe]:
-        """All of its."""
-        return [self.probe] if self.widest is None else [self.probe, self.widest[1]]
 
 
 @dataclass(frozen=True)
@@ -91,20 +71,6 @@ class _Walk:
     norms: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
 
-@dataclass(frozen=True)
-class Walked:
-    """Every group, and the model with all of them as one rung restores them, by its name.
-
-    tokens: as HeldStreams.tokens, of groups and of the whole. delta_share: norm of the linears' deltas over that of
-    their fine-tuned weights.
-    """
-
-    groups: list[Measured]
-    whole: dict[str, Probe]
-    tokens: tuple[tuple[int, int], tuple[int, int]]
-    delta_share: float
-
-
 def walk(
     plan: Plan,
     skeleton: Skeleton,
@@ -114,13 +80,16 @@ def walk(
     rungs: Sequence[Rung],
     coder: Coder,
     reporter: Reporter,
+    progress: Progress | None = None,
 ) -> Walked:
     """Measure a plan of `rungs.template`. ids: int64 [samples, seq_len], calibration tokens; batches: what probes run
-    on, more: and the whole model; rungs: of linears.
+    on, more: and the whole model; rungs: of linears; progress: where it goes on, and keeps how far it has come.
     """
     device, size = skeleton.device, sequences_per_batch(skeleton, ids.shape[1])
     widest = max((one.inputs for one in plan.tensors.values() if one.calibrated), default=1)
-    reporter.phase("measuring", skeleton.num_layers + 2)
+    reached = None if progress is None else progress.read(device)
+    first = 0 if reached is None else reached.layers
+    reporter.phase("measuring", skeleton.num_layers - first + 2)
     skeleton.load([name for name in skeleton.outer_names() if name != skeleton.head_name], plan.finetuned.read)
     held, wide = HeldStreams(skeleton, batches), HeldStreams(skeleton, more)
     stream, calls = capture_calls(skeleton, ids, size)
@@ -128,12 +97,18 @@ def walk(
     room = Room(device, features=widest, hidden=skeleton.hidden_size, tokens=size * ids.shape[1], note=reporter.note)
     whole = {rung.name: Probe(wide.clean) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
     walk = _Walk(plan, skeleton, coder, reporter, held, wide, precision, room, stream, calls, rungs, whole)
-    plan.read_ahead(skeleton.layer_names(0), device)
+    if first < skeleton.num_layers:
+        plan.read_ahead(skeleton.layer_names(first), device)
     _embedding(walk)
     skeleton.free([skeleton.embedding_name])
     reporter.step("embedding")
-    for i in range(skeleton.num_layers):
+    if progress is not None and reached is not None:
+        reporter.note(f"{progress.path}: {first} layers were measured by an earlier run, used again")
+        _go_on(walk, reached)
+    for i in range(first, skeleton.num_layers):
         _layer(walk, i)
+        if progress is not None:
+            progress.keep(i + 1, _plain(walk), _streams(walk))
         reporter.step(f"layer {i}")
     _head(walk)
     head = skeleton.head_name or skeleton.embedding_name
@@ -144,6 +119,38 @@ def walk(
     wide.measure(head, whole.values())
     reporter.step("head")
     return Walked(walk.found, whole, (held.tokens, wide.tokens), math.sqrt(walk.norms[0] / max(walk.norms[1], 1e-300)))
+
+
+def _streams(walk: _Walk) -> dict[str, list[Tensor]]:
+    """All hidden states that go from layer to layer."""
+    probes = [probe for one in walk.found for probe in one.probes]
+    found = {"calibration": list(walk.stream), "held": walk.held.clean, "more": walk.more.clean}
+    found |= {f"probe {number}": probe.hidden for number, probe in enumerate(probes)}
+    return found | {f"whole {rung}": whole.hidden for rung, whole in walk.whole.items()}
+
+
+def _plain(walk: _Walk) -> dict[str, Any]:
+    """What came of layers, as `_go_on` takes it."""
+    fields = ("names", "kind", "steps", "reference", "experts")
+    groups = [{name: getattr(one, name) for name in fields} for one in walk.found if one.kind == "linear"]
+    for group in groups:
+        group["steps"] = [asdict(step) for step in group["steps"]]
+    return {"groups": groups, "norms": walk.norms}
+
+
+def _go_on(walk: _Walk, reached: Reached) -> None:
+    """After the embedding, as an earlier run was after some layers."""
+    for group in reached.data["groups"]:
+        steps = [Step(**step) for step in group["steps"]]
+        walk.found.append(Measured(**group | {"names": tuple(group["names"]), "steps": steps, "probe": Probe([])}))
+    walk.norms[:] = reached.data["norms"]
+    for k, hidden in enumerate(reached.streams["calibration"]):
+        walk.stream[k] = hidden
+    walk.held.clean, walk.more.clean = reached.streams["held"], reached.streams["more"]
+    for number, probe in enumerate(probe for one in walk.found for probe in one.probes):
+        probe.hidden = reached.streams[f"probe {number}"]
+    for rung, whole in walk.whole.items():
+        whole.hidden = reached.streams[f"whole {rung}"]
 
 
 def _embedding(walk: _Walk) -> None:
