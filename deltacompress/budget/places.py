@@ -40,12 +40,13 @@ def check_places(job: CompressionJob) -> None:
     check_free(job.out, replaces=holds_artifact if job.force else None)
     check_free(attempt_path(job.out), replaces=holds_artifact)
     check_partial(identity_file(attempt_path(job.out)).parent)
-    for path, check in ((kept_path(job.out), check_kept), (progress_path(job.out), check_progress)):
-        if not job.resume:
-            check(path)
-        elif os.path.lexists(path):  # it is read, and damage told
-            with output_errors(path, "name"):
-                stat_regular(path)
+    check_progress(progress_path(job.out))
+    kept = kept_path(job.out)
+    if not job.resume:
+        check_kept(kept)
+    elif os.path.lexists(kept):  # it is read, and damage told
+        with output_errors(kept, "name"):
+            stat_regular(kept)
     recipe = recipe_path(job.out)
     with output_errors(recipe, "name"):
         if os.path.lexists(recipe):

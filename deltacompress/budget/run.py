@@ -4,8 +4,8 @@
     -> compress by the recipe -> measure size and KL -> again, if they miss
 
 Nothing takes the name OUT before it is what was asked: until then it is OUT.attempt. What was measured lies in
-OUT.budget.json, for `resume`, and before that in
-OUT.budget.safetensors; the recipe in OUT.recipe.yaml. For a size that all bits fit nothing is measured.
+OUT.budget.json, for `resume`, and before all is measured in OUT.budget.safetensors; the recipe in OUT.recipe.yaml.
+For a size that all bits fit nothing is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from deltacompress.budget.lossless import lossless_job
 from deltacompress.budget.measuring.judge import Judged
 from deltacompress.budget.measuring.kept import Tried, asked_before, check_kept, kept_path
 from deltacompress.budget.measuring.pair import TRIAL, Surveyed, survey_pair
-from deltacompress.budget.measuring.progress import progress_path
+from deltacompress.budget.measuring.progress import asked_so_far, progress_path, remove_progress
 from deltacompress.budget.places import attempt_path, check_places, locked, recipe_path
 from deltacompress.budget.prediction.frontier import candidate_notes
 from deltacompress.budget.recipe import as_yaml, recipe_of
@@ -168,7 +168,7 @@ def _run(job: CompressionJob, request: Request, judge: Calibration | None, repor
 def _without_loss(job: CompressionJob, request: Request, inputs: Inputs, reporter: Reporter) -> BudgetResult | None:
     """Every tensor exact, where that is as small as was asked; None: it is not."""
     started, kept = time.monotonic(), kept_path(job.out)
-    if job.resume and asked_before(kept) == repr(request):
+    if job.resume and repr(request) in (asked_before(kept), asked_so_far(progress_path(job.out))):
         return None  # the run that goes on has come to measure
     found = lossless_job(job, request, inputs)
     if found is None:
@@ -194,13 +194,18 @@ def _published(job: CompressionJob, recipe: Recipe, made: CompressResult) -> Com
     inode = made.out.stat().st_ino
     try:
         publish_directory(made.out, job.out, replaces=holds_artifact if job.force else None)
-        kept_path(job.out).unlink(missing_ok=True)
+        _forget_measured(job.out)
         return replace(made, out=job.out, summary=load_delta(job.out).summary())
     except (KeyboardInterrupt, Interrupted) as stop:
         if not (job.out.exists() and job.out.stat().st_ino == inode):
             raise
-        kept_path(job.out).unlink(missing_ok=True)
+        _forget_measured(job.out)
         raise Interrupted(f"interrupted, but {job.out} was published, and is as it was asked") from stop
+
+
+def _forget_measured(out: Path) -> None:
+    kept_path(out).unlink(missing_ok=True)
+    remove_progress(progress_path(out))
 
 
 def _attempts(

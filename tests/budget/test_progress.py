@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,21 @@ import torch
 from pairs import Pair, Recorder, files_of, make_pair
 
 from deltacompress import compress_to
+from deltacompress.budget import run as running
 from deltacompress.budget.measuring import progress as module
+from deltacompress.budget.measuring import walk as walking
+from deltacompress.budget.measuring.ladder import Ladder
 from deltacompress.budget.measuring.pair import survey_pair
-from deltacompress.budget.measuring.progress import Progress, progress_path
+from deltacompress.budget.measuring.progress import Progress, Reached, progress_path
 from deltacompress.budget.request import Request
 from deltacompress.budget.result import BudgetResult
-from deltacompress.budget.rungs import template
+from deltacompress.budget.rungs import Rung, template
 from deltacompress.budget.survey import Survey
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.job import CompressionJob
-from deltacompress.errors import InputError, Interrupted, OutputError
+from deltacompress.errors import InputError, Interrupted, NumericsError, OutputError
 
 STREAMS = {"one": [torch.ones(2, 3, 4), torch.zeros(1, 3, 4)], "other 1": [torch.full((1, 1, 4), 0.5)]}
-CPU = torch.device("cpu")
 LAYERS = 3
 
 
@@ -33,7 +36,7 @@ def _each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TIMES", 0)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2-tied"])
+@pytest.fixture(scope="module", params=["llama", "qwen2-tied", "mixtral"])
 def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(tmp_path_factory.mktemp(request.param), request.param, num_hidden_layers=LAYERS)
 
@@ -99,23 +102,78 @@ def test_interrupted_twice_it_goes_on_from_the_second(pair: Pair, tmp_path: Path
     assert recorder.steps[:2] == ["embedding", "head"]
 
 
-def test_without_resume_it_is_told_and_stays_until_as_much_is_measured(pair: Pair, tmp_path: Path) -> None:
-    """Of other data it is of no use, and goes."""
-    out, notes = tmp_path / "out", []
+@pytest.mark.parametrize("other", [False, True])
+def test_without_resume_all_is_measured_anew_and_that_is_told(pair: Pair, tmp_path: Path, other: bool) -> None:
+    """Of other data it would have been of no use."""
+    out, recorder = tmp_path / "out", Recorder()
     interrupted(pair, out, 1)
-    before = progress_path(out).read_bytes()
-    for options, stays in (({}, True), ({"seed": 1}, False)):
-        recorder = Recorder(0)
-        with pytest.raises(Interrupted):
-            budget(pair, out, reporter=recorder, **options)
-        assert progress_path(out).exists() == stays
-        notes += [note for note in recorder.notes if "earlier run measured" in note]
-        assert not stays or progress_path(out).read_bytes() == before
-    told = f"{progress_path(out)}: what an earlier run measured"
-    assert notes == [
-        f"{told} is measured anew; resume=True would have used it",
-        f"{told} is of no use to this one, and is removed",
-    ]
+    budget(pair, out, reporter=recorder, **{"seed": 1} if other else {})
+    assert recorder.steps[:4] == ["embedding", "layer 0", "layer 1", "head"]
+    told = f"{progress_path(out)}: what an earlier run measured so far is removed"
+    would = "" if other else "; resume=True would have gone on with it"
+    assert [note for note in recorder.notes if "earlier run" in note] == [told + would]
+    assert not progress_path(out).exists()
+
+
+def test_nothing_stays_beside_what_loses_nothing(pair: Pair, tmp_path: Path) -> None:
+    interrupted(pair, tmp_path / "out", 1)
+    budget(pair, tmp_path / "out", target_ratio=None, max_size="1GB", force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]
+
+
+def test_what_all_bits_did_not_fit_is_not_tried_again(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[bool] = []
+    look = running.lossless_job
+    monkeypatch.setattr(running, "lossless_job", lambda *args: looked.append(True) or look(*args))
+    interrupted(pair, tmp_path / "out", 1)
+    assert looked == [True]
+    budget(pair, tmp_path / "out", resume=True)
+    assert looked == [True]
+    interrupted(pair, tmp_path / "other", 1)
+    budget(pair, tmp_path / "other", resume=True, target_ratio=1.21)
+    assert looked == [True] * 3  # another size might
+
+
+def test_what_was_read_is_let_go_layer_by_layer(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(pair, tmp_path / "out", 1)
+    alive: list[weakref.ref[torch.Tensor]] = []
+    read, head, left = Progress.read, walking._head, list[int]()
+
+    def watched(self: Progress) -> Reached | None:
+        reached = read(self)
+        if reached is not None:
+            alive.extend(weakref.ref(one) for some in reached.streams.values() for one in some)
+        return reached
+
+    def before_head(walk: Any) -> None:
+        left.append(sum(one() is not None for one in alive))
+        head(walk)
+
+    monkeypatch.setattr(Progress, "read", watched)
+    monkeypatch.setattr(walking, "_head", before_head)
+    budget(pair, tmp_path / "out", resume=True)
+    assert alive
+    assert left == [0]
+
+
+def test_a_group_that_is_only_rounded_goes_on_so(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    climb, names = Ladder.climb, list[str]()
+
+    def odd(self: Ladder, rungs: Sequence[Rung]) -> Any:
+        names.append(self._tensors[0].name)
+        if ".0.mlp.down" in names[-1]:
+            raise NumericsError("the Hessian is odd", where=names[-1])
+        return climb(self, rungs)
+
+    monkeypatch.setattr(Ladder, "climb", odd)
+    budget(pair, tmp_path / "whole")
+    interrupted(pair, tmp_path / "out", 1)
+    names.clear()
+    budget(pair, tmp_path / "out", resume=True)
+    assert not any(".0." in name for name in names)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
 def test_what_is_damaged_or_of_other_input_is_told(pair: Pair, tmp_path: Path) -> None:
@@ -144,68 +202,86 @@ def test_what_is_damaged_or_of_other_input_is_told(pair: Pair, tmp_path: Path) -
         budget(pair, out, resume=True)
 
 
-def test_what_is_in_its_place_and_none_of_it_is_left_alone(pair: Pair, tmp_path: Path) -> None:
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_is_in_its_place_and_none_of_it_is_left_alone(pair: Pair, tmp_path: Path, resume: bool) -> None:
     other, recorder = progress_path(tmp_path / "out"), Recorder()
     other.write_text("precious")
     with pytest.raises(OutputError, match=r"safetensors: is in the place of what a budget measures, .* move it away"):
-        budget(pair, tmp_path / "out", reporter=recorder)
+        budget(pair, tmp_path / "out", reporter=recorder, resume=resume)
     assert other.read_text() == "precious"
     assert recorder.steps == []
 
 
+def progress_at(path: Path, identity: str = "this", *, resume: bool = True) -> Progress:
+    return Progress(path, identity, asked="that", resume=resume)
+
+
 def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "kept"
-    Progress(path, "this").keep(2, {"a": [1.1, "b"]}, STREAMS)
-    reached = Progress(path, "this").read(CPU)
+    progress_at(path).keep(2, {"a": [1.1, "b"]}, STREAMS)
+    reached = progress_at(path).read()
     assert reached is not None
     assert (reached.layers, reached.data) == (2, {"a": [1.1, "b"]})
     assert list(reached.streams) == list(STREAMS)
     for name, some in STREAMS.items():
         assert all(torch.equal(one, other) for one, other in zip(reached.streams[name], some, strict=True))
-    assert not Progress(path, "that").fits()
-    assert Progress(path, "this").fits()
-    assert Progress(tmp_path / "none", "this").read(CPU) is None
+    assert not progress_at(path, "other").fits()
+    assert progress_at(path).fits()
+    assert progress_at(path, resume=False).read() is None
+    assert progress_at(tmp_path / "none").read() is None
     many = {"many": [torch.full((1, 1, 1), float(k)) for k in range(12)]}
-    Progress(path, "this").keep(1, None, many)
-    reached = Progress(path, "this").read(CPU)
+    progress_at(path).keep(1, None, many)
+    reached = progress_at(path).read()
     assert reached is not None
     assert [float(one) for one in reached.streams["many"]] == list(range(12))
 
 
 def test_writing_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of what grows."""
     monkeypatch.undo()
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     write: Callable[..., None] = module.write_file
+    streams = {"one": [torch.ones(1, 1, 100)]}
 
     def slow(*args: Any) -> None:
-        now[0] += 2.0
+        now[0] += 0.02 * sum(one.numel() for one in streams["one"])
         write(*args)
 
     monkeypatch.setattr(module, "write_file", slow)
-    progress, kept = Progress(tmp_path / "kept", "this"), list[int]()
-    for layers in range(1, 8):
+    progress, kept = progress_at(tmp_path / "kept"), list[int]()
+    for layers in range(1, 13):
         now[0] += 30.0
-        progress.keep(layers, None, STREAMS)
-        reached = progress.read(CPU)
+        progress.keep(layers, None, streams)
+        reached = progress.read()
         assert reached is not None
         kept.append(reached.layers)
-    assert kept == [1, 1, 1, 1, 5, 5, 5]  # 2 seconds every 100, at most
+        if layers == 5:
+            streams["one"].append(torch.ones(1, 1, 100))
+    assert kept == [1, 1, 1, 1, 5, 5, 5, 5, 5, 5, 5, 12]  # 2 seconds every 100 at most, and 4 every 200
 
 
-def test_what_cannot_be_written_leaves_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "kept"
-    Progress(path, "this").keep(1, None, STREAMS)
+@pytest.mark.parametrize("earlier", [False, True])
+def test_what_cannot_be_written_stops_nothing(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    """It is told once, and what was kept before stays until all is measured; so does no half of it."""
+    out, seen, recorder = tmp_path / "out", list[list[str]](), Recorder()
+    (tmp_path / ".out.budget.safetensors.partial").write_text("of a run that was killed")
+    if earlier:
+        interrupted(pair, out, 1)
     write: Callable[..., None] = module.write_file
 
     def full(where: Path, chunks: Any) -> None:
         write(where, [b"half"])
+        seen.append(sorted(path.name for path in tmp_path.iterdir() if "safetensors" in path.name))
         raise OutputError("cannot be written (No space left on device)", where=where, way_out="free some space")
 
     monkeypatch.setattr(module, "write_file", full)
-    with pytest.raises(OutputError, match="No space left"):
-        Progress(path, "this").keep(2, None, STREAMS)
-    assert [one.name for one in tmp_path.iterdir()] == ["kept"]
-    reached = Progress(path, "this").read(CPU)
-    assert reached is not None
-    assert reached.layers == 1
+    budget(pair, out, reporter=recorder, resume=True)
+    mine = (
+        f"{progress_path(out)}: what is measured is not kept for resume=True: cannot be written (No space left on dev"
+    )
+    assert [note for note in recorder.notes if "not kept" in note] == [f"{mine}ice)"]
+    assert seen == [[".out.budget.safetensors.partial", *(["out.budget.safetensors"] if earlier else [])]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]

@@ -236,8 +236,9 @@ def test_a_single_row(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS[1:])
-@pytest.mark.parametrize("pattern", ["2:4", "dense"])
-def test_pruned_only_values_are_bfloat16(run: str, pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("pattern", "few"), [("2:4", MANY), ("2:4", FEW), ("dense", FEW)])
+def test_pruned_only_values_are_bfloat16(run: str, pattern: str, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "FEW", ROWS if few else 0)
     p, sparsity = problem(ROWS, 132, seed=3, correlation=1.0), Sparsity.parse(pattern)
     device = on(run, monkeypatch)
     found = obs.solve(p.target.to(device), p.upper.to(device), sparsity=sparsity, grid=None)
@@ -328,7 +329,9 @@ def test_a_sweep_tells_what_it_changed(
 
 
 @pytest.mark.gpu
-def test_more_columns_than_a_gpu_moves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("few", [MANY, FEW])
+def test_more_columns_than_a_gpu_moves_at_once(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "FEW", ROWS if few else 0)
     p, sparsity = problem(ROWS, 1100, seed=5, correlation=1.0), Sparsity.parse("2:4")
     grid = fit_grid(p.target, bits=4, group=1100, kind="minmax")
     first = obs.solve(p.target, p.upper, sparsity=sparsity, grid=grid, selection="diagonal")

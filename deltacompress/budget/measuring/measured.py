@@ -1,11 +1,21 @@
-"""What a walk finds: of each group what its rungs take and lose, and what errors do to the answers."""
+"""What a walk holds, and what it finds: what rungs of groups take and lose, and what errors do to the answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from deltacompress.budget.measuring.ladder import Step
-from deltacompress.budget.measuring.probes import Probe
+from deltacompress.budget.measuring.probes import HeldStreams, Probe
+from deltacompress.budget.rungs import Rung
+from deltacompress.calibration.forwards.memory import Room
+from deltacompress.calibration.forwards.precision import Precision
+from deltacompress.calibration.forwards.streams import HiddenStates
+from deltacompress.compression.planning import Plan
+from deltacompress.lossless import Coder
+from deltacompress.models.relay import LayerCall
+from deltacompress.models.skeleton import Skeleton
+from deltacompress.reporter import Reporter
 from deltacompress.types import TensorKind
 
 
@@ -43,3 +53,26 @@ class Walked:
     whole: dict[str, Probe]
     tokens: tuple[tuple[int, int], tuple[int, int]]
     delta_share: float
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What all layers share. held: what probes run on; more: and the whole model.
+
+    whole: that with all groups so far as one rung restores them, by its name.
+    """
+
+    plan: Plan
+    skeleton: Skeleton
+    coder: Coder
+    reporter: Reporter
+    held: HeldStreams
+    more: HeldStreams
+    precision: Precision
+    room: Room
+    stream: HiddenStates
+    calls: dict[int, list[LayerCall]]
+    rungs: Sequence[Rung]
+    whole: dict[str, Probe]
+    found: list[Measured] = field(default_factory=list)
+    norms: list[float] = field(default_factory=lambda: [0.0, 0.0])

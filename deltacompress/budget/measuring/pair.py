@@ -125,16 +125,18 @@ def survey_pair(
             prepared.scan.wait()
             identity = _identity(prepared, opened, records)
             earlier = Kept.read(kept, identity) if job.resume else None
-            progress = None if request is None else Progress(progress_path(job.out), identity)
+            progress = None
+            if request is not None:
+                progress = Progress(progress_path(job.out), identity, asked=repr(request), resume=job.resume)
             if earlier is None:
                 fixed = fixed_bytes(prepared.plan, opened.coder)
                 if request is not None:
                     least = fixed - unsure_bytes(prepared.plan)
                     check_size(request, least=least, finetuned=opened.finetuned.nbytes)
                 if kept.exists():
-                    _make_room(kept, Kept.fits(kept, identity), reporter)
+                    _make_room(kept, identity, reporter)
                 if progress is not None and progress.path.exists() and not job.resume:
-                    _make_room(progress.path, progress.fits(), reporter)
+                    _begin_anew(progress, reporter)
                 found = _walked(job, inputs, prepared, skeleton, opened, records, rungs, reporter, progress)
                 survey = survey_of(found, finetuned_bytes=opened.finetuned.nbytes, fixed_bytes=fixed)
                 Kept(of=identity, survey=survey, asked=None if request is None else repr(request)).write(kept)
@@ -148,9 +150,16 @@ def survey_pair(
     return Surveyed(survey, opened.base, kept, identity, earlier, where, memory, by, prepared.plan.pairing)
 
 
-def _make_room(kept: Path, fits: bool, reporter: Reporter) -> None:
+def _begin_anew(progress: Progress, reporter: Reporter) -> None:
+    """What an earlier run measured of some layers goes."""
+    told = f"; {switch('resume')} would have gone on with it" if progress.fits() else ""
+    reporter.note(f"{progress.path}: what an earlier run measured so far is removed{told}")
+    progress.remove()
+
+
+def _make_room(kept: Path, identity: str, reporter: Reporter) -> None:
     """What an earlier run measured stays until this is measured, if whoever interrupts that can go on with it."""
-    if fits:
+    if Kept.fits(kept, identity):
         told = f"is measured anew; {switch('resume')} would have used it"
     else:
         told = "is of no use to this one, and is removed"

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from deltacompress.budget.measuring.ladder import Ladder, Step, embedding_steps, rounded_group
-from deltacompress.budget.measuring.measured import Measured, Walked
+from deltacompress.budget.measuring.ladder import Ladder, embedding_steps, rounded_group
+from deltacompress.budget.measuring.measured import Measured, Walk, Walked
 from deltacompress.budget.measuring.probes import HeldStreams, Probe
-from deltacompress.budget.measuring.progress import Progress, Reached
+from deltacompress.budget.measuring.progress import Progress, go_on, keep
 from deltacompress.budget.rungs import (
     COARSE,
     COUNTED_REFERENCE,
@@ -30,9 +29,8 @@ from deltacompress.budget.rungs import (
     Rung,
 )
 from deltacompress.calibration.forwards.memory import Room
-from deltacompress.calibration.forwards.precision import Precision, calibration_precision
+from deltacompress.calibration.forwards.precision import calibration_precision
 from deltacompress.calibration.forwards.recording import capture_calls, record_inputs
-from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.calibration.forwards.turns import LayerTurns, taking_turns
 from deltacompress.calibration.held_back import HeldBack
 from deltacompress.codecs.encoded import Encoded, as_matrix, delta_of
@@ -42,33 +40,9 @@ from deltacompress.compression.layerwise.solving import to_encode
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.errors import NumericsError
 from deltacompress.lossless import Coder
-from deltacompress.models.relay import LayerCall
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.reporter import Reporter
-
-
-@dataclass(frozen=True)
-class _Walk:
-    """What all layers share. held: what probes run on; more: and the whole model.
-
-    whole: that with all groups so far as one rung restores them, by its name.
-    """
-
-    plan: Plan
-    skeleton: Skeleton
-    coder: Coder
-    reporter: Reporter
-    held: HeldStreams
-    more: HeldStreams
-    precision: Precision
-    room: Room
-    stream: HiddenStates
-    calls: dict[int, list[LayerCall]]
-    rungs: Sequence[Rung]
-    whole: dict[str, Probe]
-    found: list[Measured] = field(default_factory=list)
-    norms: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
 
 def walk(
@@ -87,7 +61,7 @@ def walk(
     """
     device, size = skeleton.device, sequences_per_batch(skeleton, ids.shape[1])
     widest = max((one.inputs for one in plan.tensors.values() if one.calibrated), default=1)
-    reached = None if progress is None else progress.read(device)
+    reached = None if progress is None else progress.read()
     first = 0 if reached is None else reached.layers
     reporter.phase("measuring", skeleton.num_layers - first + 2)
     skeleton.load([name for name in skeleton.outer_names() if name != skeleton.head_name], plan.finetuned.read)
@@ -96,7 +70,7 @@ def walk(
     precision = calibration_precision(device, bf16_weights=plan.bf16_linears)
     room = Room(device, features=widest, hidden=skeleton.hidden_size, tokens=size * ids.shape[1], note=reporter.note)
     whole = {rung.name: Probe(wide.clean) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
-    walk = _Walk(plan, skeleton, coder, reporter, held, wide, precision, room, stream, calls, rungs, whole)
+    walk = Walk(plan, skeleton, coder, reporter, held, wide, precision, room, stream, calls, rungs, whole)
     if first < skeleton.num_layers:
         plan.read_ahead(skeleton.layer_names(first), device)
     _embedding(walk)
@@ -104,11 +78,10 @@ def walk(
     reporter.step("embedding")
     if progress is not None and reached is not None:
         reporter.note(f"{progress.path}: {first} layers were measured by an earlier run, used again")
-        _go_on(walk, reached)
+        go_on(walk, reached)
     for i in range(first, skeleton.num_layers):
         _layer(walk, i)
-        if progress is not None:
-            progress.keep(i + 1, _plain(walk), _streams(walk))
+        progress = keep(walk, i + 1, progress)
         reporter.step(f"layer {i}")
     _head(walk)
     head = skeleton.head_name or skeleton.embedding_name
@@ -121,39 +94,7 @@ def walk(
     return Walked(walk.found, whole, (held.tokens, wide.tokens), math.sqrt(walk.norms[0] / max(walk.norms[1], 1e-300)))
 
 
-def _streams(walk: _Walk) -> dict[str, list[Tensor]]:
-    """All hidden states that go from layer to layer."""
-    probes = [probe for one in walk.found for probe in one.probes]
-    found = {"calibration": list(walk.stream), "held": walk.held.clean, "more": walk.more.clean}
-    found |= {f"probe {number}": probe.hidden for number, probe in enumerate(probes)}
-    return found | {f"whole {rung}": whole.hidden for rung, whole in walk.whole.items()}
-
-
-def _plain(walk: _Walk) -> dict[str, Any]:
-    """What came of layers, as `_go_on` takes it."""
-    fields = ("names", "kind", "steps", "reference", "experts")
-    groups = [{name: getattr(one, name) for name in fields} for one in walk.found if one.kind == "linear"]
-    for group in groups:
-        group["steps"] = [asdict(step) for step in group["steps"]]
-    return {"groups": groups, "norms": walk.norms}
-
-
-def _go_on(walk: _Walk, reached: Reached) -> None:
-    """After the embedding, as an earlier run was after some layers."""
-    for group in reached.data["groups"]:
-        steps = [Step(**step) for step in group["steps"]]
-        walk.found.append(Measured(**group | {"names": tuple(group["names"]), "steps": steps, "probe": Probe([])}))
-    walk.norms[:] = reached.data["norms"]
-    for k, hidden in enumerate(reached.streams["calibration"]):
-        walk.stream[k] = hidden
-    walk.held.clean, walk.more.clean = reached.streams["held"], reached.streams["more"]
-    for number, probe in enumerate(probe for one in walk.found for probe in one.probes):
-        probe.hidden = reached.streams[f"probe {number}"]
-    for rung, whole in walk.whole.items():
-        whole.hidden = reached.streams[f"whole {rung}"]
-
-
-def _embedding(walk: _Walk) -> None:
+def _embedding(walk: Walk) -> None:
     plan, skeleton = walk.plan, walk.skeleton
     tensor = plan.tensors[skeleton.embedding_name]
     if tensor.treatment != "code":
@@ -172,7 +113,7 @@ def _embedding(walk: _Walk) -> None:
     walk.found.append(one)
 
 
-def _counted(walk: _Walk, tensor: TensorPlan) -> Measured:
+def _counted(walk: Walk, tensor: TensorPlan) -> Measured:
     """The embedding."""
     finetuned, base = walk.plan.finetuned.read(tensor.name), walk.plan.base_of(tensor)
     delta = delta_of(finetuned, base, tensor.name)
@@ -181,7 +122,7 @@ def _counted(walk: _Walk, tensor: TensorPlan) -> Measured:
     return Measured((tensor.name,), tensor.kind, steps, COUNTED_REFERENCE.name, Probe([]), widest)
 
 
-def _layer(walk: _Walk, i: int) -> None:
+def _layer(walk: Walk, i: int) -> None:
     """Measure the groups of layer i, and move all streams past it."""
     skeleton, held = walk.skeleton, walk.held
     names = skeleton.layer_names(i)
@@ -212,7 +153,7 @@ def _layer(walk: _Walk, i: int) -> None:
     skeleton.free_layer(i)
 
 
-def _sums(walk: _Walk, i: int, groups: Sequence[Sequence[str]]) -> dict[str, HessianAccumulator]:
+def _sums(walk: Walk, i: int, groups: Sequence[Sequence[str]]) -> dict[str, HessianAccumulator]:
     """The statistics of each group, by its first name; the calibration stream moves past the layer."""
     leaders, device = [group[0] for group in groups], walk.skeleton.device
     inputs = {name: walk.plan.tensors[name].inputs for name in leaders}
@@ -256,7 +197,7 @@ def _restored(coded: Iterable[_Coded], rung: str) -> dict[str, Tensor]:
 
 
 def _group(
-    walk: _Walk, group: Sequence[str], weights: Mapping[str, Tensor], statistics: HessianAccumulator
+    walk: Walk, group: Sequence[str], weights: Mapping[str, Tensor], statistics: HessianAccumulator
 ) -> tuple[Measured, _Coded]:
     """A group's ladder, and what it was encoded as."""
     plan, skeleton = walk.plan, walk.skeleton
@@ -281,7 +222,7 @@ def _group(
     return measured, _Coded(skeleton, tensors, references, whole)
 
 
-def _head(walk: _Walk) -> None:
+def _head(walk: Walk) -> None:
     skeleton, name = walk.skeleton, walk.skeleton.head_name
     if name is None or not walk.plan.tensors[name].calibrated:
         return

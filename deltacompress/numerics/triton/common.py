@@ -1,4 +1,4 @@
-"""What the Triton kernels of obs_loop.py and refine_loop.py share, and a kernel to try whether any runs."""
+"""What the Triton kernels of the loops share (obs_loop.py and others), and a kernel to try whether any runs."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def moved_by_four(four, factors, width, by):  # type: ignore[no-untyped-def]
     four = moved_by(four, factors + width, by[1])
     four = moved_by(four, factors + 2 * width, by[2])
     return moved_by(four, factors + 3 * width, by[3])
+
+
+@triton.jit
+def dot(row, a, b, c, d):  # type: ignore[no-untyped-def]
+    """The four numbers at `row` (one place, or one for each lane) times a, b, c, d."""
+    return tl.load(row) * a + tl.load(row + 1) * b + tl.load(row + 2) * c + tl.load(row + 3) * d
 
 
 @triton.jit

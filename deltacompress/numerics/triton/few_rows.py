@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deltacompress.numerics.triton.common import column_of, grid_of, placed, rounded, store_four
+from deltacompress.numerics.triton.common import column_of, dot, grid_of, placed, rounded, store_four
 
 
 @triton.jit
@@ -71,12 +71,6 @@ def _dots(row, there, a, b, c, d):  # type: ignore[no-untyped-def]
     return out + tl.load(row + 3, mask=there, other=0.0)[:, None] * d[None, :]
 
 
-@triton.jit
-def _dot(row, a, b, c, d):  # type: ignore[no-untyped-def]
-    """The four numbers at one `row` times a, b, c, d."""
-    return tl.load(row) * a + tl.load(row + 1) * b + tl.load(row + 2) * c + tl.load(row + 3) * d
-
-
 @triton.jit  # type: ignore[untyped-decorator]
 def _fixed(  # type: ignore[no-untyped-def]
     w, g, tables, pairs, scales, top, QUANTIZED: tl.constexpr, VALUE: tl.constexpr
@@ -129,8 +123,8 @@ def fix_pairs_of_few(  # type: ignore[no-untyped-def]
                 tl.store(codes + to + k * rows, placed(at, then, found[2], found[3], k).to(tl.uint8), mask=inside)
         w0, w1, w2, w3 = w0 - v0, w1 - v1, w2 - v2, w3 - v3
         e = back + g * 16
-        e0, e1 = _dot(e, w0, w1, w2, w3), _dot(e + 4, w0, w1, w2, w3)
-        e2, e3 = _dot(e + 8, w0, w1, w2, w3), _dot(e + 12, w0, w1, w2, w3)
+        e0, e1 = dot(e, w0, w1, w2, w3), dot(e + 4, w0, w1, w2, w3)
+        e2, e3 = dot(e + 8, w0, w1, w2, w3), dot(e + 12, w0, w1, w2, w3)
         store_four(errors + to, rows, inside, e0, e1, e2, e3)
         tile = _moved(tile, factors, (e0, e1, e2, e3))
     tl.store(work + at_tile, tile, mask=block & (index[:, None] >= whole))

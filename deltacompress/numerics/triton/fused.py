@@ -1,8 +1,8 @@
 """The column loops of obs.py and refine.py, a block of columns in one launch each, for GPUs.
 
 In PyTorch such a loop is tens of thousands of operations of microseconds: on a GPU it waits for launches. Each function
-here does to its arguments what the loop of the same block does, with the same arithmetic (obs_loop.py and
-refine_loop.py).
+here does to its arguments what the loop of the same block does, with the same arithmetic (obs_loop.py,
+refine_loop.py, and few_rows.py for few rows).
 """
 
 from __future__ import annotations

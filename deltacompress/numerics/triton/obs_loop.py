@@ -14,6 +14,7 @@ import triton.language as tl
 from deltacompress.numerics.triton.common import (
     bring_up_the_rest,
     column_of,
+    dot,
     grid_of,
     moved_by_four,
     placed,
@@ -45,12 +46,6 @@ def _cheapest(square, cross, w0, w1, w2, w3, ROWS: tl.constexpr):  # type: ignor
     return pick
 
 
-@triton.jit
-def _dot(row, a, b, c, d):  # type: ignore[no-untyped-def]
-    """The four numbers at `row` (one place, or one for each lane) times a, b, c, d."""
-    return tl.load(row) * a + tl.load(row + 1) * b + tl.load(row + 2) * c + tl.load(row + 3) * d
-
-
 @triton.jit  # type: ignore[untyped-decorator]
 def _fix_four(  # type: ignore[no-untyped-def]
     four, a, out, tables, kept, grid, rows, r, inside, top, QUANTIZED: tl.constexpr, VALUE: tl.constexpr,
@@ -64,8 +59,8 @@ def _fix_four(  # type: ignore[no-untyped-def]
     w0, w1, w2, w3 = four
     pick = _cheapest(square + g * 24, cross + g * 6, w0, w1, w2, w3, ROWS)
     s, t, z = grid_of(scale, step, zero, group_of, a, rows, r, inside, QUANTIZED)
-    first = _dot(moves + g * 48 + pick * 4, w0, w1, w2, w3)
-    second = _dot(moves + g * 48 + 24 + pick * 4, w0, w1, w2, w3)
+    first = dot(moves + g * 48 + pick * 4, w0, w1, w2, w3)
+    second = dot(moves + g * 48 + 24 + pick * 4, w0, w1, w2, w3)
     first_value, first_code = rounded(first, s, t, z, top, QUANTIZED, VALUE)
     second += tl.load(follow + g * 6 + pick) * (first_value - first)
     second_value, second_code = rounded(second, s, t, z, top, QUANTIZED, VALUE)
@@ -79,8 +74,8 @@ def _fix_four(  # type: ignore[no-untyped-def]
             tl.store(codes + to + k * rows, placed(at, then, first_code, second_code, k).to(tl.uint8), mask=inside)
     w0, w1, w2, w3 = w0 - v0, w1 - v1, w2 - v2, w3 - v3
     row = back + g * 16
-    e0, e1 = _dot(row, w0, w1, w2, w3), _dot(row + 4, w0, w1, w2, w3)
-    e2, e3 = _dot(row + 8, w0, w1, w2, w3), _dot(row + 12, w0, w1, w2, w3)
+    e0, e1 = dot(row, w0, w1, w2, w3), dot(row + 4, w0, w1, w2, w3)
+    e2, e3 = dot(row + 8, w0, w1, w2, w3), dot(row + 12, w0, w1, w2, w3)
     store_four(errors + to, rows, inside, e0, e1, e2, e3)
     return e0, e1, e2, e3
 
