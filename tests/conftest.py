@@ -23,6 +23,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """tests/test_interpreted.py runs these, in processes in which Triton interprets."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    elsewhere = pytest.mark.skip(reason="tests/test_interpreted.py runs it, or pytest under TRITON_INTERPRET=1")
+    for item in items:
+        if item.get_closest_marker("interpreted"):
+            item.add_marker(elsewhere)
+
+
 def pytest_collection_finish() -> None:
     """What is there for the whole run, each collection of garbage would look at again."""
     gc.collect()

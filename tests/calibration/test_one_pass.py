@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreted import inside, run_inside
+from interpreted import inside
 from plain_layers import loaded
 from transformers.models.llama import modeling_llama
 from turns_of_a_layer import walk_of
@@ -19,10 +19,6 @@ from deltacompress.calibration.forwards.turns import taking_turns
 
 CPU = torch.device("cpu")
 RUNS = [pytest.param("cpu", marks=inside), pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-def test_in_its_own_process() -> None:
-    run_inside(__file__, "-k", "cpu")
 
 
 @pytest.fixture

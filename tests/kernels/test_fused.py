@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted import inside, run_inside
+from interpreted import inside
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,10 +23,6 @@ PLACES = [
     pytest.param(("cuda", torch.bfloat16), marks=pytest.mark.gpu),
 ]
 Place = tuple[str, torch.dtype]
-
-
-def test_in_its_own_process() -> None:
-    run_inside(__file__, "-k", "cpu")
 
 
 def drawn(place: Place, *shape: int, seed: int = 0) -> Tensor:

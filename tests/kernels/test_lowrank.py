@@ -10,7 +10,6 @@ import random
 import pytest
 import tolerances
 import torch
-from interpreted import run_inside
 from kernels.adapter_cases import BF16, F16, F32, PLACES, Place, bound, drawn, kernels_of, make_low, rising
 from kernels.sbmm_cases import relative
 from torch import Tensor
@@ -30,10 +29,6 @@ BATCHES = {
     "the base's alone": ([2, 3], [-1, -1]),
     "nothing": ([], []),
 }
-
-
-def test_in_its_own_process() -> None:
-    run_inside(__file__, "-k", "interpreted")
 
 
 def activations(place: Place, dtype: torch.dtype, rows: int, *widths: int) -> list[Tensor]:

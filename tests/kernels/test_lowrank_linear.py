@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import tolerances
 import torch
-from interpreted import run_inside
 from kernels.adapter_cases import BF16, F16, F32, PLACES, Low, Place, bound, drawn, kernels_of, make_low, rising
 from kernels.sbmm_cases import relative
 from torch import Tensor
@@ -33,10 +32,6 @@ BATCHES = {
     "the base's alone": ([130, 2], [-1, -1]),
     "nothing": ([], []),
 }
-
-
-def test_in_its_own_process() -> None:
-    run_inside(__file__, "-k", "interpreted")
 
 
 def inputs(place: Place, dtype: torch.dtype, rows: int, columns: int, out: int) -> tuple[Tensor, Tensor, Tensor]:

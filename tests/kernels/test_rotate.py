@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import tolerances
 import torch
-from interpreted import run_inside
 from kernels.adapter_cases import (
     BF16,
     F16,
@@ -35,10 +34,6 @@ from deltacompress.kernels.triton import adapters
 
 WIDE, ANY = (256, [8, 16, 32, 64, 128, 256, 0]), (144, [3, 4, 12, 24, 48, 0])
 """(features, blocks by slot): the last is empty."""
-
-
-def test_in_its_own_process() -> None:
-    run_inside(__file__, "-k", "interpreted")
 
 
 def activations(place: Place, dtype: torch.dtype, rows: int, features: int) -> Tensor:

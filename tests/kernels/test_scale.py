@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted import run_inside
 from kernels.adapter_cases import BF16, F16, F32, PLACES, Place, bound, drawn, kernels_of, rising
 from kernels.sbmm_cases import relative
 from torch import Tensor
@@ -36,10 +35,6 @@ def exact(y: Tensor, segments: Segments, tables: list[ScaleTable]) -> Tensor:
         scales = [one if found is None else found.double() for one, found in zip(ones, held, strict=True)]
         result[start:stop] *= torch.cat(scales)
     return result
-
-
-def test_in_its_own_process() -> None:
-    run_inside(__file__, "-k", "interpreted")
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import pytest
 import tolerances
 import torch
-from interpreted import run_inside
 from kernels.adapter_cases import BF16, F16, F32, PLACES, Place, bound, drawn, kernels_of, rising
 from kernels.sbmm_cases import relative
 from torch import Tensor
@@ -67,10 +66,6 @@ def make_sparse(device: str, dtype: torch.dtype, columns: int, outs: tuple[int, 
 def activations(place: Place, dtype: torch.dtype, rows: int, *widths: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(7)
     return [drawn(generator, rows, width).to(place[1], dtype) for width in widths]
-
-
-def test_in_its_own_process() -> None:
-    run_inside(__file__, "-k", "interpreted")
 
 
 BATCHES = {

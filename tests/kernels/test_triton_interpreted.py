@@ -1,7 +1,7 @@
 """The Triton kernel under Triton's interpreter: no GPU needed.
 
-Triton decides when it is first imported whether it interprets, so the tests of this file run in a process of their own.
-With a GPU, test_gpu.py runs the compiled kernel.
+tests/test_interpreted.py runs these, in a process in which Triton interprets. With a GPU, test_gpu.py runs the compiled
+kernel.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import tolerances
 import torch
-from interpreted import inside, run_inside
+from interpreted import inside
 from kernels.sbmm_cases import Case, make_problem, relative
 
 from deltacompress.kernels import Backend, get_backend
@@ -21,10 +21,6 @@ CASES = [
     Case(20, 64, 2, "2:4", 16, "minmax"),
     Case(7, 33, 1, "dense", 33, "midrise"),
 ]
-
-
-def test_in_its_own_process() -> None:
-    run_inside(__file__)
 
 
 @pytest.fixture(scope="module")

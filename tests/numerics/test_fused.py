@@ -12,7 +12,7 @@ from threading import Event, current_thread, main_thread
 
 import pytest
 import torch
-from interpreted import inside, run_inside
+from interpreted import inside
 from problems import Problem, problem
 from tolerances import OBS_SAME_LOSS, OBS_SAME_ROWS
 
@@ -43,10 +43,6 @@ ROWS = 40  # not a multiple of the rows of a program
 FEW, MANY = True, False
 """Whether these count as few rows, which have kernels of their own."""
 LAUNCH = fused.BLOCK
-
-
-def test_in_its_own_process() -> None:
-    run_inside(__file__, "-k", "cpu")
 
 
 @pytest.mark.parametrize(

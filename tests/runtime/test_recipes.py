@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpreted import inside, run_inside
+from interpreted import inside
 from pairs import Pair
 from runtime_cases import Served, assert_close, oracle_logits, oracle_tokens, random_ids, serve
 
@@ -139,10 +139,6 @@ def test_bf16_rounds_when_asked(trio: dict[str, Served]) -> None:
     assert not Runtime.from_base(one.pair.base, dtype=torch.bfloat16).merge_rounding
     assert "as stored, unrounded" in Runtime.from_base(one.pair.base, dtype=torch.bfloat16).describe()
     assert oracle_tokens(one.restored, ids, 1)
-
-
-def test_in_its_own_process() -> None:
-    run_inside(__file__, "-k", "under_interpretation")
 
 
 @inside

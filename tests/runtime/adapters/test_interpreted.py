@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import peft_models
-from interpreted import inside, run_inside
+from interpreted import inside
 from pairs import Pair
 from runtime_cases import assert_close, random_ids, serve
 
@@ -21,10 +21,6 @@ KINDS = {
     "boft": ("BOFT", {"boft_block_size": 4, "boft_n_butterfly_factor": 2, "target_modules": ["q_proj", "up_proj"]}),
     "shira": ("Shira", {"r": 2, "target_modules": ["v_proj", "down_proj"]}),
 }
-
-
-def test_in_its_own_process() -> None:
-    run_inside(__file__)
 
 
 @inside
