@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import transformers
-from models.judged import judged
 
 from deltacompress.cli.main import main
 from deltacompress.errors import InputError, UnsupportedModelError
 from deltacompress.models.architectures import survey
-from deltacompress.models.architectures.survey import causal_types, default_config, saved_names
+from deltacompress.models.architectures.survey import Verdict, causal_types, default_config, saved_names
 from deltacompress.models.architectures.trial import try_walk
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.models.support import outline, read_decoder
@@ -33,7 +32,7 @@ def refuse(folder: Path, raw: dict[str, Any]) -> str:
     return str(refused.value)
 
 
-def test_every_type_is_judged() -> None:
+def test_every_type_is_judged(judged: Callable[[str], Verdict]) -> None:
     """No type ends in another error than a refusal, and none is refused without a reason."""
     verdicts = [judged(name) for name in causal_types()]
     assert len(verdicts) == len(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -47,7 +46,7 @@ def test_every_type_is_judged() -> None:
     ("name", "linears"),
     [("llama", 14), ("bert", 12), ("phi3", 8), ("gpt_neox", 8), ("gpt2", 8), ("mamba", 6), ("bart", 12)],
 )
-def test_what_is_taken_is_counted(name: str, linears: int) -> None:
+def test_what_is_taken_is_counted(judged: Callable[[str], Verdict], name: str, linears: int) -> None:
     assert judged(name).linears == linears
 
 
@@ -71,7 +70,7 @@ def test_what_is_taken_is_counted(name: str, linears: int) -> None:
         ("xmod", "what XmodForCausalLM runs depends on the values that it meets"),
     ],
 )
-def test_reasons(name: str, reason: str) -> None:
+def test_reasons(judged: Callable[[str], Verdict], name: str, reason: str) -> None:
     assert reason in (judged(name).reason or "taken")
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from models.judged import judged
 from safetensors.torch import load_file
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from deltacompress.calibration.forwards.recording import capture_calls, record_inputs
-from deltacompress.models.architectures.survey import causal_types, default_config
+from deltacompress.models.architectures.survey import Verdict, causal_types, default_config
 from deltacompress.models.skeleton import Skeleton
 
 SMALL: dict[str, int] = {
@@ -83,7 +83,7 @@ def checkpoint(folder: Path, model_type: str) -> tuple[Any, dict[str, torch.Tens
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", causal_types())
-def test_a_walk_is_the_plain_forward(tmp_path: Path, model_type: str) -> None:
+def test_a_walk_is_the_plain_forward(tmp_path: Path, model_type: str, judged: Callable[[str], Verdict]) -> None:
     if not judged(model_type).taken:
         pytest.skip("refused, as the survey says")
     model, weights = checkpoint(tmp_path, model_type)
