@@ -271,7 +271,10 @@ def test_the_picture_is_one_svg_with_every_method() -> None:
 
 
 @pytest.fixture
-def demo(repo_root: Path, tmp_path: Path) -> dict[str, Any]:
+def demo(repo_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The pair that ships; what lies around sketches is calibrated on little, no test asks how good it is."""
+    small = subjects.REST.model_copy(update={"calibration": CalibrationSpec(samples=16, seq_len=32)})
+    monkeypatch.setattr(subjects, "REST", small)
     write_task(tmp_path / "data" / TASK, TASK, seed=0)
     return {
         "models": repo_root / "registry" / "demo", "data": tmp_path / "data", "methods": ["lossless", "svd"],
