@@ -135,7 +135,9 @@ class Forgery:
         name = self.manifest["shards"][0]["file"]
         (self.out / name).write_bytes(safetensors(dict(sorted(self.parts.items()))))
         for record in (*self.manifest["shards"], *self.manifest["files"]):
-            path = self.out / (record["file"] if record else "gone")
+            if not record:
+                continue
+            path = self.out / record["file"]
             if path.is_file() and not path.is_symlink():
                 with path.open("rb") as file:
                     record["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
