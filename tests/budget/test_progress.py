@@ -30,6 +30,17 @@ STREAMS = {"one": [torch.ones(2, 3, 4), torch.zeros(1, 3, 4)], "other 1": [torch
 LAYERS = 3
 
 
+class Phases(Recorder):
+    """A recorder of phases, too, with their steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phases: list[tuple[str, int | None]] = []
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self.phases.append((name, total))
+
+
 @pytest.fixture(autouse=True)
 def _each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Is kept, however long writing takes beside so little."""
@@ -67,13 +78,14 @@ def test_a_walk_goes_on_where_it_was_interrupted(
 ) -> None:
     """Also before the head alone; the steps that follow are those that were left, and nothing stays."""
     interrupted(deep, tmp_path / "out", after)
-    recorder = Recorder()
+    recorder = Phases()
     result = budget(deep, tmp_path / "out", resume=True, reporter=recorder)
     assert [f"{progress_path(tmp_path / 'out')}: {after} layers were measured by an earlier run, used again"] == [
         note for note in recorder.notes if "used again" in note
     ]
     layers = [f"layer {i}" for i in range(after, LAYERS)]
     assert recorder.steps[: len(layers) + 2] == ["embedding", *layers, "head"]
+    assert ("measuring", len(layers) + 2) in recorder.phases
     assert (result.first, result.judged) == (whole[0].first, whole[0].judged)
     assert files_of(tmp_path / "out") == whole[1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]
