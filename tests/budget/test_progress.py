@@ -127,6 +127,19 @@ def test_without_resume_all_is_measured_anew_and_that_is_told(pair: Pair, tmp_pa
     assert not progress_path(out).exists()
 
 
+def test_without_resume_it_goes_before_anything_is_measured(pair: Pair, tmp_path: Path) -> None:
+    interrupted(pair, tmp_path / "out", 1)
+    with pytest.raises(Interrupted, match="nothing is kept"):
+        budget(pair, tmp_path / "out", reporter=Recorder(0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_goes_once_all_is_measured(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match=r"waits in .*out\.budget\.json"):
+        budget(pair, tmp_path / "out", reporter=Recorder(5))
+    assert not progress_path(tmp_path / "out").exists()
+
+
 def test_nothing_stays_beside_what_loses_nothing(pair: Pair, tmp_path: Path) -> None:
     interrupted(pair, tmp_path / "out", 1)
     budget(pair, tmp_path / "out", target_ratio=None, max_size="1GB", force=True)
@@ -290,10 +303,14 @@ def test_what_cannot_be_written_stops_nothing(
         raise OutputError("cannot be written (No space left on device)", where=where, way_out="free some space")
 
     monkeypatch.setattr(module, "write_file", full)
+    before = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("out"))
+    with pytest.raises(Interrupted):
+        budget(pair, out, reporter=Recorder(2 - earlier), resume=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
     budget(pair, out, reporter=recorder, resume=True)
     mine = (
         f"{progress_path(out)}: what is measured is not kept for resume=True: cannot be written (No space left on dev"
     )
     assert [note for note in recorder.notes if "not kept" in note] == [f"{mine}ice)"]
-    assert seen == [[".out.budget.safetensors.partial", *(["out.budget.safetensors"] if earlier else [])]]
+    assert seen == 2 * [[".out.budget.safetensors.partial", *(["out.budget.safetensors"] if earlier else [])]]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]
