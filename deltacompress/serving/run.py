@@ -20,7 +20,7 @@ from deltacompress.serving.settings import Settings
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TOLD_FOR = 2.0
 """Seconds in which a server whose engine ended still says so, before it ends."""
-_FLUSHED_WITHIN = 5.0
+_FLUSHED_WITHIN = 1.0
 """Seconds, at least, in which what was said last may leave."""
 _SAME_STOP = 0.5
 """Seconds in which another signal is the same one: some tell every process, some press twice."""
