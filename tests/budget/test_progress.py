@@ -313,3 +313,11 @@ def test_what_cannot_be_written_stops_nothing(
     assert [note for note in recorder.notes if "not kept" in note] == [f"{mine}ice)"]
     assert seen == 2 * [[".out.budget.safetensors.partial", *(["out.budget.safetensors"] if earlier else [])]]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]
+
+
+def test_a_folder_in_the_place_of_what_is_written_stops_nothing(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / ".out.budget.safetensors.partial").mkdir()
+    recorder = Recorder()
+    budget(pair, tmp_path / "out", reporter=recorder)
+    assert [note for note in recorder.notes if "is not kept for resume=True: cannot be written" in note]
+    assert (tmp_path / "out").is_dir()

@@ -68,7 +68,8 @@ class Progress:
         infos = (TensorInfo(name, "F32", tuple(one.shape), one.nbytes) for name, one in tensors.items())
         makers = [(info, partial(tensors.__getitem__, info.name)) for info in infos]
         try:
-            self._temporary.unlink(missing_ok=True)  # of a run that was killed
+            with output_errors(self._temporary, "name"):
+                self._temporary.unlink(missing_ok=True)  # of a run that was killed
             write_file(self._temporary, shard_chunks(self.path, makers, metadata))
             with output_errors(self.path, "name"):
                 self._temporary.replace(self.path)
@@ -107,9 +108,11 @@ class Progress:
 
     def fits(self) -> bool:
         """Whether a run that is resumed would go on with it."""
-        with suppress(InputError):
-            return self._read() is not None
-        return False
+        try:
+            self._read()
+        except InputError:
+            return False
+        return True
 
     def remove(self) -> None:
         """It is of no more use."""

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from deltacompress.numerics.triton.common import column_of, dot, grid_of, placed, rounded, store_four
+from deltacompress.numerics.triton.refine_loop import parabola, put_four, upper_of
 
 
 @triton.jit
@@ -131,7 +132,7 @@ def fix_pairs_of_few(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _best(h, width, pairs, c0, c1, c2, c3, scales, top):  # type: ignore[no-untyped-def]
+def _best(h, width, pairs, c, scales, top):  # type: ignore[no-untyped-def]
     """(least cost, its pair, its two values, their codes) [ROWS] each: as _candidate of refine_loop.py.
 
     h: the Hessian from the four columns on; pairs: each both ways round, the first weight rounded first.
@@ -141,7 +142,7 @@ def _best(h, width, pairs, c0, c1, c2, c3, scales, top):  # type: ignore[no-unty
     curve_i = tl.load(h + i * (width + 1), mask=there, other=1.0)[:, None]
     curve_j = tl.load(h + j * (width + 1), mask=there, other=1.0)[:, None]
     both = tl.load(h + tl.minimum(i, j) * width + tl.maximum(i, j), mask=there, other=0.0)[:, None]
-    ci, cj = _one_of(i, c0, c1, c2, c3), _one_of(j, c0, c1, c2, c3)
+    ci, cj = _one_of(i, c[0], c[1], c[2], c[3]), _one_of(j, c[0], c[1], c[2], c[3])
     s, t, z = scales[0][None, :], scales[1][None, :], scales[2][None, :]
     least = (curve_j * ci - both * cj) / (curve_i * curve_j - both * both)
     vi, code_i = rounded(least, s, t, z, top, True, tl.float32)
@@ -167,36 +168,20 @@ def refine_pairs_of_few(  # type: ignore[no-untyped-def]
     pairs = number, tl.load(kept + number * 2), tl.load(kept + number * 2 + 1)
     for a in range(0, whole, 4):
         to, h, factors = a * rows + r, hessian + a * width + a, _factors_of(hessian, a, index, width)
-        v0, v1 = tl.load(value + to, mask=inside, other=0.0), tl.load(value + to + rows, mask=inside, other=0.0)
-        v2 = tl.load(value + to + 2 * rows, mask=inside, other=0.0)
-        v3 = tl.load(value + to + 3 * rows, mask=inside, other=0.0)
-        scales = grid_of(scale, step, zero, group_of, a, rows, r, inside, True)
-        h01, h02, h03 = tl.load(h + 1), tl.load(h + 2), tl.load(h + 3)
-        h00, h11, h12, h13 = tl.load(h), tl.load(h + width + 1), tl.load(h + width + 2), tl.load(h + width + 3)
-        h22, h23, h33 = tl.load(h + 2 * width + 2), tl.load(h + 2 * width + 3), tl.load(h + 3 * width + 3)
-        g0, g1, g2, g3 = _four_columns(tile, index, a)
-        u0 = h00 * v0 + h01 * v1 + h02 * v2 + h03 * v3
-        u1 = h01 * v0 + h11 * v1 + h12 * v2 + h13 * v3
-        u2 = h02 * v0 + h12 * v1 + h22 * v2 + h23 * v3
-        u3 = h03 * v0 + h13 * v1 + h23 * v2 + h33 * v3
-        c0, c1, c2, c3 = u0 - g0, u1 - g1, u2 - g2, u3 - g3
-        now = v0 * (0.5 * u0 - c0) + v1 * (0.5 * u1 - c1) + v2 * (0.5 * u2 - c2) + v3 * (0.5 * u3 - c3)
-        least, pick, found = _best(h, width, pairs, c0, c1, c2, c3, scales, top)
-        changed, at, then = inside & (least < now), tl.load(kept + pick * 2), tl.load(kept + pick * 2 + 1)
-        n0, n1 = placed(at, then, found[0], found[1], 0), placed(at, then, found[0], found[1], 1)
-        n2, n3 = placed(at, then, found[0], found[1], 2), placed(at, then, found[0], found[1], 3)
-        store_four(value + to, rows, changed, n0, n1, n2, n3)
-        for k in tl.static_range(4):
-            tl.store(codes + to + k * rows, placed(at, then, found[2], found[3], k).to(tl.uint8), mask=changed)
-            tl.store(mask + to + k * rows, ((at == k) | (then == k)).to(tl.uint8), mask=changed)
-        d0, d1 = tl.where(changed, n0 - v0, 0.0), tl.where(changed, n1 - v1, 0.0)
-        d2, d3 = tl.where(changed, n2 - v2, 0.0), tl.where(changed, n3 - v3, 0.0)
-        store_four(change + to, rows, inside, d0, d1, d2, d3)
-        rise = d0 * (2.0 * g0 + h00 * d0 + h01 * d1 + h02 * d2 + h03 * d3)
-        rise += d1 * (2.0 * g1 + h01 * d0 + h11 * d1 + h12 * d2 + h13 * d3)
-        rise += d2 * (2.0 * g2 + h02 * d0 + h12 * d1 + h22 * d2 + h23 * d3)
-        rise += d3 * (2.0 * g3 + h03 * d0 + h13 * d1 + h23 * d2 + h33 * d3)
+        v = (
+            tl.load(value + to, mask=inside, other=0.0),
+            tl.load(value + to + rows, mask=inside, other=0.0),
+            tl.load(value + to + 2 * rows, mask=inside, other=0.0),
+            tl.load(value + to + 3 * rows, mask=inside, other=0.0),
+        )
+        scales, upper = grid_of(scale, step, zero, group_of, a, rows, r, inside, True), upper_of(h, width)
+        slope = _four_columns(tile, index, a)
+        c, now = parabola(upper, v, slope)
+        least, pick, found = _best(h, width, pairs, c, scales, top)
+        pair, changed = (tl.load(kept + pick * 2), tl.load(kept + pick * 2 + 1)), inside & (least < now)
+        state = value, codes, mask, change
+        by, rise = put_four(pair, found, changed, upper, v, slope, state, to, rows, inside)
         fall -= rise
-        tile = _moved(tile, factors, (d0, d1, d2, d3))
+        tile = _moved(tile, factors, by)
     tl.store(gradient + at_tile, tile, mask=block & (index[:, None] >= whole))
     tl.store(gain + r, fall, mask=inside)

@@ -43,10 +43,10 @@ def _candidate(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _best(  # type: ignore[no-untyped-def]
-    h00, h01, h02, h03, h11, h12, h13, h22, h23, h33, c0, c1, c2, c3, v0, best, s, t, z, top, ROWS: tl.constexpr
-):
+def _best(upper, c, v0, best, s, t, z, top, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     """(pair, its two values, their codes) of the least cost below `best`; pair -1 where none is. v0: for its shape."""
+    h00, h01, h02, h03, h11, h12, h13, h22, h23, h33 = upper
+    c0, c1, c2, c3 = c
     pick = tl.full([ROWS], -1, tl.int32)
     bi, bj, qi, qj = v0 * 0.0, v0 * 0.0, v0 * 0.0, v0 * 0.0
     for left in tl.static_range(1, -1, -1):
@@ -71,49 +71,71 @@ def _best(  # type: ignore[no-untyped-def]
     return pick, bi, bj, qi, qj
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _refine_four(  # type: ignore[no-untyped-def]
-    slope, a, state, hessian, kept, grid, width, rows, r, inside, top, ROWS: tl.constexpr
-):
-    """(changes of four columns from `a` on, by how much the loss rises); slope: their gradient. See refine_pairs."""
-    value, codes, mask, change = state
-    group_of, scale, step, zero = grid
-    to = a * rows + r
-    g0, g1, g2, g3 = slope
-    v0, v1, v2, v3 = four_of(value, a, a + 4, rows, r, inside)
-    h = hessian + a * width + a
+@triton.jit
+def upper_of(h, width):  # type: ignore[no-untyped-def]
+    """The upper triangle of the Hessian of four columns, row by row; h: where it begins, rows of `width`."""
     h00, h01, h02, h03 = tl.load(h), tl.load(h + 1), tl.load(h + 2), tl.load(h + 3)
     h += width + 1
     h11, h12, h13 = tl.load(h), tl.load(h + 1), tl.load(h + 2)
     h += width + 1
     h22, h23, h33 = tl.load(h), tl.load(h + 1), tl.load(h + width + 1)
+    return h00, h01, h02, h03, h11, h12, h13, h22, h23, h33
+
+
+@triton.jit
+def parabola(upper, v, slope):  # type: ignore[no-untyped-def]
+    """(its linear terms, what the values v cost now), of four columns; slope: their gradient."""
+    h00, h01, h02, h03, h11, h12, h13, h22, h23, h33 = upper
+    v0, v1, v2, v3 = v
     u0 = h00 * v0 + h01 * v1 + h02 * v2 + h03 * v3
     u1 = h01 * v0 + h11 * v1 + h12 * v2 + h13 * v3
     u2 = h02 * v0 + h12 * v1 + h22 * v2 + h23 * v3
     u3 = h03 * v0 + h13 * v1 + h23 * v2 + h33 * v3
-    c0, c1, c2, c3 = u0 - g0, u1 - g1, u2 - g2, u3 - g3
-    s, t, z = grid_of(scale, step, zero, group_of, a, rows, r, inside, True)
-    best = v0 * (0.5 * u0 - c0) + v1 * (0.5 * u1 - c1) + v2 * (0.5 * u2 - c2) + v3 * (0.5 * u3 - c3)
-    pick, bi, bj, qi, qj = _best(
-        h00, h01, h02, h03, h11, h12, h13, h22, h23, h33, c0, c1, c2, c3, v0, best, s, t, z, top, ROWS
-    )
-    changed = inside & (pick >= 0)
-    pair = kept + tl.maximum(pick, 0) * 2
-    at, then = tl.load(pair), tl.load(pair + 1)
-    n0, n1 = placed(at, then, bi, bj, 0), placed(at, then, bi, bj, 1)
-    n2, n3 = placed(at, then, bi, bj, 2), placed(at, then, bi, bj, 3)
+    c0, c1, c2, c3 = u0 - slope[0], u1 - slope[1], u2 - slope[2], u3 - slope[3]
+    now = v0 * (0.5 * u0 - c0) + v1 * (0.5 * u1 - c1) + v2 * (0.5 * u2 - c2) + v3 * (0.5 * u3 - c3)
+    return (c0, c1, c2, c3), now
+
+
+@triton.jit
+def put_four(  # type: ignore[no-untyped-def]
+    pair, found, changed, upper, v, slope, state, to, rows, inside
+):
+    """(changes of four columns, by how much the loss rises), once a pair stands in those that changed.
+
+    pair: its places; found: its two values, and their codes.
+    """
+    value, codes, mask, change = state
+    h00, h01, h02, h03, h11, h12, h13, h22, h23, h33 = upper
+    at, then, g0, g1, g2, g3 = pair[0], pair[1], slope[0], slope[1], slope[2], slope[3]
+    n0, n1 = placed(at, then, found[0], found[1], 0), placed(at, then, found[0], found[1], 1)
+    n2, n3 = placed(at, then, found[0], found[1], 2), placed(at, then, found[0], found[1], 3)
     store_four(value + to, rows, changed, n0, n1, n2, n3)
     for k in tl.static_range(4):
-        tl.store(codes + to + k * rows, placed(at, then, qi, qj, k).to(tl.uint8), mask=changed)
+        tl.store(codes + to + k * rows, placed(at, then, found[2], found[3], k).to(tl.uint8), mask=changed)
         tl.store(mask + to + k * rows, ((at == k) | (then == k)).to(tl.uint8), mask=changed)
-    d0, d1 = tl.where(changed, n0 - v0, 0.0), tl.where(changed, n1 - v1, 0.0)
-    d2, d3 = tl.where(changed, n2 - v2, 0.0), tl.where(changed, n3 - v3, 0.0)
+    d0, d1 = tl.where(changed, n0 - v[0], 0.0), tl.where(changed, n1 - v[1], 0.0)
+    d2, d3 = tl.where(changed, n2 - v[2], 0.0), tl.where(changed, n3 - v[3], 0.0)
     store_four(change + to, rows, inside, d0, d1, d2, d3)
     rise = d0 * (2.0 * g0 + h00 * d0 + h01 * d1 + h02 * d2 + h03 * d3)
     rise += d1 * (2.0 * g1 + h01 * d0 + h11 * d1 + h12 * d2 + h13 * d3)
     rise += d2 * (2.0 * g2 + h02 * d0 + h12 * d1 + h22 * d2 + h23 * d3)
     rise += d3 * (2.0 * g3 + h03 * d0 + h13 * d1 + h23 * d2 + h33 * d3)
     return (d0, d1, d2, d3), rise
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _refine_four(  # type: ignore[no-untyped-def]
+    slope, a, state, hessian, kept, grid, width, rows, r, inside, top, ROWS: tl.constexpr
+):
+    """(changes of four columns from `a` on, by how much the loss rises); slope: their gradient. See refine_pairs."""
+    group_of, scale, step, zero = grid
+    to, v, upper = a * rows + r, four_of(state[0], a, a + 4, rows, r, inside), upper_of(hessian + a * width + a, width)
+    c, best = parabola(upper, v, slope)
+    s, t, z = grid_of(scale, step, zero, group_of, a, rows, r, inside, True)
+    pick, bi, bj, qi, qj = _best(upper, c, v[0], best, s, t, z, top, ROWS)
+    pair = kept + tl.maximum(pick, 0) * 2
+    pair = tl.load(pair), tl.load(pair + 1)
+    return put_four(pair, (bi, bj, qi, qj), inside & (pick >= 0), upper, v, slope, state, to, rows, inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
