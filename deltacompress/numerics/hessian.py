@@ -26,6 +26,7 @@ from torch import Tensor
 from deltacompress.errors import NumericsError
 from deltacompress.numerics import products
 from deltacompress.numerics.finite import finite
+from deltacompress.numerics.triton import fused
 
 _NVIDIA = torch.version.hip is None  # ROCm does not take the dtype of a result
 _LEAF = 512
@@ -64,12 +65,11 @@ class HessianAccumulator:
         rounded = _rounded(x)
         _add_squares(self._xx, rounded)
         if self._dx is not None and target_x is not None:
-            drift = target_x - x
             if self._finetuned is None:
-                _add_product(self._dx, _rounded(drift), rounded)
+                _add_product(self._dx, _rounded(target_x - x), rounded)
             else:
-                moved = _outputs(drift, self._finetuned)
-                _add_product(self._dx, moved, rounded.to(moved.dtype))
+                drift, inputs = _drift_and_inputs(target_x, x, self._finetuned.dtype)
+                _add_product(self._dx, _outputs(drift, self._finetuned), inputs)
         self.tokens += x.shape[0]
 
     def draw_towards(self, other: HessianAccumulator, tokens: int) -> None:
@@ -139,12 +139,19 @@ def _rounded(inputs: Tensor) -> Tensor:
     return inputs.bfloat16() if inputs.is_cuda and _NVIDIA and inputs.dtype == torch.float32 else inputs
 
 
+def _drift_and_inputs(target_x: Tensor, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(target_x - x, x), both in `dtype`."""
+    if x.dtype == torch.float16 and dtype == torch.bfloat16 and fused.usable(x.device):
+        from deltacompress.numerics.triton.drift import drift_and_inputs
+
+        return drift_and_inputs(target_x, x)
+    return (target_x - x).to(dtype), x.to(dtype)
+
+
 def _outputs(drift: Tensor, finetuned: Tensor) -> Tensor:
-    """W x of each row x of f32 or f16 [tokens, in], for W as `_rounded` makes it, in its dtype; sums are fp32."""
+    """W x of each row x [tokens, in], for W in the same dtype, which is that of the result; sums are fp32."""
     with torch.autocast(drift.device.type, enabled=False):
-        if finetuned.dtype == torch.float32:
-            return drift @ finetuned.T
-        return torch.mm(drift.to(finetuned.dtype), finetuned.T, out_dtype=torch.float32).to(finetuned.dtype)
+        return drift @ finetuned.T
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

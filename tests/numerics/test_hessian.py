@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from interpreted import inside
 from problems import problem
 from tolerances import FLOAT32_CHAIN, LEAST_SQUARES
 
@@ -30,6 +31,22 @@ def test_h_and_d_are_twice_the_mean_outer_products(columns: int) -> None:
     assert torch.equal(hessian, hessian.T)
     assert drift is not None
     assert np.allclose(drift.numpy(), 2 / 60 * (b - a).T @ a, atol=FLOAT32_CHAIN.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "bits"), [pytest.param("cpu", 7, marks=inside), pytest.param("cuda", 16, marks=pytest.mark.gpu)]
+)
+def test_drift_and_inputs_are_rounded_in_one_pass_as_in_three(device: str, bits: int) -> None:
+    """To the bit; the interpreter, which truncates, is given values that bfloat16 has."""
+    from deltacompress.numerics.triton.drift import drift_and_inputs
+
+    x, target = ((normal(67, 123, seed=k) * 20).to(device, torch.float16) for k in range(2))
+    if bits == 7:
+        x, target = (one.round().clamp(-63, 63) for one in (x, target))
+    for a, b in ((target, x), (target.T, x.T)):
+        drift, inputs = drift_and_inputs(a, b)
+        assert torch.equal(drift, (a - b).bfloat16())
+        assert torch.equal(inputs, b.bfloat16())
 
 
 @pytest.mark.parametrize(
