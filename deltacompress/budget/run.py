@@ -43,6 +43,8 @@ from deltacompress.files.output import write_once
 from deltacompress.reporter import SILENT, Named, Reporter
 
 ATTEMPTS = 3
+_OF_BASE = 8
+"""Of the batches that judge, one in so many says whether the fine-tuned model fits this data better than its base."""
 
 
 @checked
@@ -223,7 +225,7 @@ def _attempts(
     while True:
         of = trial if trial is not None and not found else job
         if of is job and len(found) == (trial is not None):  # known as well as it will be before a compression
-            for note in candidate_notes(target.survey, surveyed.against_base()):
+            for note in candidate_notes(target.survey, surveyed.against_base(one_in=_OF_BASE)):
                 reporter.note(note)
         tried = earlier[len(found)] if earlier is not None and len(found) < len(earlier) else None
         told = Named(reporter, TRIAL) if of is trial else reporter

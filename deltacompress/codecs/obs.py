@@ -75,17 +75,20 @@ def encode_each(
 ) -> list[dict[str, Encoded]]:
     """As `encode_factored` by each of several settings, none of which moves targets, weighs outputs or has a pattern
     over rows. Those that differ in their steps alone, or in which share they draw, are solved as one stack: a GPU waits
-    less for launches of little work.
+    less for launches of little work. Their targets times H are the same for all, and computed once.
     """
     assert not any(one.asymmetric or one.fisher or one.pattern.kind == "unstructured" for one in each)
     columns, found = linears[0].delta.shape[1], dict[int, dict[str, Encoded]]()
+    own = torch.cat([linear.delta for linear in linears])
+    with part("gain"):
+        pull = product(own, shared.hessian)
     for numbers in _alike(each):
         some = [each[number] for number in numbers]
         pairs = [(one, linear) for one in some for linear in linears]
         stack = [linear for _, linear in pairs]
         specs = [spec_for(one, rows=len(linear.delta), columns=columns, name=linear.name) for one, linear in pairs]
-        target = torch.cat([one.delta for one in stack])
-        solved = solve(target, shared, some[0], _drawn(specs, target), _by_row(some, target))
+        target, times = own.repeat(len(some), 1), pull.repeat(len(some), 1)
+        solved = solve(target, shared, some[0], _drawn(specs, target), _by_row(some, target), times)
         with part("packing"):
             encoded = iter(_encoded(stack, solved, specs, None, shared.factor.damp_fraction))
             found |= {number: {one.name: next(encoded) for one in linears} for number in numbers}

@@ -235,14 +235,16 @@ def test_a_damaged_part_is_noticed_on_its_own(smallest: tuple[Pair, Path]) -> No
 
 @pytest.mark.parametrize("lossless", ["none", "zstd"])
 def test_every_byte_of_every_file_counts(smallest: tuple[Pair, Path], lossless: str) -> None:
-    """Each single byte of each file, in every one of its bits by turns, by the check that `verify` gives the file."""
+    """Each single byte of each file, in each of its bits by turns, by the check that `verify` gives the file; of the
+    two manifests every second one.
+    """
     artifact = smallest[1] / lossless
     delta = load_delta(artifact)
     good = (artifact / "manifest.json").read_bytes()
     assert len(good) > 5000
-    for offset in range(len(good)):
+    for offset in range(lossless == "zstd", len(good), 2):
         raw = bytearray(good)
-        raw[offset] ^= 1 << offset % 8
+        raw[offset] ^= 1 << offset // 2 % 8
         with pytest.raises(IntegrityError):
             parse_manifest(bytes(raw), "manifest.json")
     for record in (*delta.manifest.shards, *delta.manifest.files):

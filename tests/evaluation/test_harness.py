@@ -96,6 +96,26 @@ def test_a_suite_is_no_file(pair: Pair, tmp_path: Path, monkeypatch: pytest.Monk
         assert not (tmp_path / "ran").exists()
 
 
+def test_the_library_is_indexed_once_for_all_subjects(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lm_eval: None
+) -> None:
+    import lm_eval.tasks
+
+    indexed: list[Library] = []
+
+    class Counted(Library):
+        def __init__(self) -> None:
+            indexed.append(self)
+
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", Counted)
+    (tmp_path / "mine.yaml").write_text("task: mine\nkind: suite\nsuite: any\nmetric: acc\n")
+    evaluate(
+        {}, base=pair.base, finetuned=pair.finetuned, with_base=True, tasks=["mine"], task_dir=tmp_path, limit=2,
+        out=tmp_path / "out",
+    )  # fmt: skip
+    assert len(indexed) == 1
+
+
 def test_one_sample_of_a_suite(measure: Any) -> None:
     assert len(measure("acc", limit=1)) == 1
 

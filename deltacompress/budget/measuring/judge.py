@@ -59,7 +59,7 @@ class Judge:
     def __init__(self, skeleton: Skeleton, finetuned: Checkpoint, batches: Sequence[HeldBack]) -> None:
         self._skeleton, self._batches = skeleton, batches
         self._record = _records(batches)
-        self._targets = self._answers(finetuned.read)
+        self._targets = self._answers(finetuned.read, batches)
 
     def judge(self, artifact: str, base: Checkpoint) -> Judged:
         """Of an artifact on its base; raises as Delta.restored."""
@@ -71,14 +71,15 @@ class Judge:
             return delta.restored(name, delta.read_base(name, base, where), where)
 
         # what nvCOMP takes of a GPU, nobody counts
-        found = self._answers(restored, threads=_THREADS if delta.manifest.lossless in ("none", "zstd") else 1)
-        per = self._divergences(found)
+        threads = _THREADS if delta.manifest.lossless in ("none", "zstd") else 1
+        found = self._answers(restored, self._batches, threads)
+        per = self._divergences(found, self._targets)
         if not all_finite(per):
             raise NumericsError("what it restores does not give finite answers", where=artifact)
         return Judged(float(per.mean()), error_by_record(per, self._record), len(per))
 
-    def against_base(self, pairing: Pairing) -> Against:
-        """The base itself on the same records: what it has no tensor for is the fine-tuned model's."""
+    def against_base(self, pairing: Pairing, *, one_in: int = 1) -> Against:
+        """The base itself on one in so many batches of these records: what it has no tensor for is the fine-tuned's."""
         pairs = {one.info.name: one for one in pairing.pairs}
 
         def read(name: str) -> Tensor:
@@ -86,20 +87,22 @@ class Judge:
             same = one.base_name is not None and pairing.base.tensors[one.base_name].shape == one.info.shape
             return pairing.base.read(str(one.base_name)) if same else pairing.finetuned.read(name)
 
-        found = self._answers(read)
-        per = self._divergences(found)
-        wanted = [batch.ids.roll(-1, 1)[batch.written] for batch in self._batches]
+        some = slice(min(one_in // 2, len(self._batches) - 1), None, one_in)  # of every length: they are in its order
+        batches, targets = self._batches[some], self._targets[some]
+        found = self._answers(read, batches)
+        per = self._divergences(found, targets)
+        wanted = [batch.ids.roll(-1, 1)[batch.written] for batch in batches]
         losses = [
             -sum(float(p.gather(1, ids.to(p.device)[:, None]).sum()) for p, ids in zip(some, wanted, strict=True))
             / len(per)
-            for some in (found, self._targets)
+            for some in (found, targets)
         ]
         return Against(float(per.mean()), *losses)
 
-    def _divergences(self, found: Sequence[Tensor]) -> Tensor:
+    def _divergences(self, found: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
         """KL of each token that is to be written, f64 [tokens], on the CPU; computed where the model runs."""
         where = self._skeleton.device
-        pairs = zip(self._targets, found, strict=True)
+        pairs = zip(targets, found, strict=True)
         return torch.cat([kl_divergence(target.to(where), one.to(where)).cpu() for target, one in pairs])
 
     def _place(self, numel: int) -> torch.device | None:
@@ -108,10 +111,12 @@ class Judge:
         roomy = where.type == "cuda" and _THREADS * RESTORING * numel <= free_bytes(where)
         return where if roomy else None
 
-    def _answers(self, read: Callable[[str], Tensor], threads: int = _THREADS) -> list[Tensor]:
+    def _answers(
+        self, read: Callable[[str], Tensor], batches: Sequence[HeldBack], threads: int = _THREADS
+    ) -> list[Tensor]:
         skeleton = self._skeleton
         self._load([name for name in skeleton.outer_names() if name != skeleton.head_name], read, threads)
-        held = HeldStreams(skeleton, self._batches)
+        held = HeldStreams(skeleton, batches)
         skeleton.free([skeleton.embedding_name])
         for i in range(skeleton.num_layers):
             self._load(skeleton.layer_names(i), read, threads)

@@ -71,10 +71,10 @@ class Surveyed:
         groups = group_bytes(load_delta(made.out).manifest, (group.names for group in self.survey.groups))
         return Tried(bytes=int(made.summary["artifact_bytes"]), groups=groups, judged=self.judge(str(made.out)))
 
-    def against_base(self) -> Against:
-        """The base on the same records."""
+    def against_base(self, *, one_in: int = 1) -> Against:
+        """The base on the same records, or on those of one in so many batches."""
         with current(self._where), limited_memory(self._where, self._memory):
-            return self._judge.against_base(self._pairing)
+            return self._judge.against_base(self._pairing, one_in=one_in)
 
     def trial(self, job: CompressionJob) -> CompressionJob | None:
         """The job on as many calibration sequences as the walk has seen, on one device; None where that is all of them,

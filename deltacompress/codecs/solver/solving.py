@@ -72,8 +72,10 @@ def solve(
     settings: ObsSettings,
     drawn: Tensor | None = None,
     by_row: Tensor | None = None,
+    pull: Tensor | None = None,
 ) -> Solved:
     """One stack. by_row: f32 [rows, 1], of each row its step, or the share that is drawn of it, for the settings' one.
+    pull: target @ H, where it is known.
 
     With several range factors to try, each row keeps the result of the factor that left it the least loss: rows are
     independent given the Hessian, and grids are judged by what OBS makes of them.
@@ -85,20 +87,20 @@ def solve(
     hessian = shared.hessian
     with part("gain"):
         if settings.gain == "least":
-            return replace(best, kept=_kept(best, target, hessian))
-        pull = product(target, hessian)
+            return replace(best, kept=_kept(best, target, hessian, pull))
+        pull = product(target, hessian) if pull is None else pull
         scaled = best.times(kept(best.weights(), target, pull).gain)
         weights = scaled.weights()
         return replace(scaled, kept=kept(weights, target, pull), loss=quadratic(weights - target, hessian))
 
 
-def _kept(solved: Solved, target: Tensor, hessian: Tensor) -> Kept:
+def _kept(solved: Solved, target: Tensor, hessian: Tensor, pull: Tensor | None) -> Kept:
     """Of all rows, some at a time: new memory for all of them costs as much as what is computed in it."""
     found = []
     for start in range(0, max(len(target), 1), ROWS):
         rows = slice(start, start + ROWS)
-        pull = rough_product(target[rows], hessian)
-        found.append(kept(solved.of_rows(rows).weights(), target[rows], pull))
+        own = rough_product(target[rows], hessian) if pull is None else pull[rows]
+        found.append(kept(solved.of_rows(rows).weights(), target[rows], own))
     return Kept(*(torch.cat(one) for one in zip(*found, strict=True)))
 
 

@@ -7,8 +7,9 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -68,10 +69,8 @@ def run_tasks(
 
         local = [task.name for task in tasks if isinstance(task, LocalTask)]
         lm = PanelLM(panel, label, encoder, local=local)
-        # Indexing lm-eval's own library takes seconds; local tasks do not need it.
-        manager = TaskManager(include_defaults=len(local) < len(tasks))
         made = [
-            _local(task, encoder, seed) if isinstance(task, LocalTask) else _suite(manager, task, seed)
+            _local(task, encoder, seed) if isinstance(task, LocalTask) else _suite(_library(TaskManager), task, seed)
             for task in tasks
         ]
         runs: dict[str, TaskRun] = {}
@@ -79,6 +78,12 @@ def run_tasks(
             few = {"bootstrap_iters": 0} if isinstance(task, LocalTask) else {"limit": limit, "bootstrap_iters": 1000}
             runs[task.name] = _read(evaluate(lm, {"tasks": {task.name: one}}, **few), task)
     return runs
+
+
+@cache
+def _library(of: Callable[[], Any]) -> Any:
+    """lm-eval's own tasks, once for all subjects: indexing them takes seconds, and local tasks do not need it."""
+    return of()
 
 
 def _suite(manager: Any, task: SuiteTask, seed: int) -> Any:
