@@ -23,7 +23,7 @@
 #     VENV         where it is made                                      (.venv)
 #     OUT          where the demo writes                                 (demo-out)
 #     ROOM, TESTS, SAMPLE   what to plant faults in, the tests to hold it against, how many      (all)
-#     PYTEST_ARGS  more arguments for pytest; the tests run in a process more than there are cores, at most 8
+#     PYTEST_ARGS  more arguments for pytest; the tests run in as many processes as there are cores, at most 8
 #     TORCH_SPEC, TORCH_INDEX   which torch to install, and one more index to look for it; see below
 
 PYTHON ?= python3
@@ -42,9 +42,6 @@ TORCH_SPEC ?= torch
 TORCH_INDEX ?=
 endif
 
-# One more than there are cores: tests of servers and of several processes wait for a sixth of their time.
-WORKERS = $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 8))')
-
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 
@@ -58,7 +55,7 @@ demo: $(VENV)/.installed
 	@echo "results: $(abspath $(OUT))"
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 $(PYTEST_ARGS)
 
 reliability: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo.reliability

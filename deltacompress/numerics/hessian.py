@@ -68,7 +68,7 @@ class HessianAccumulator:
             if self._finetuned is None:
                 _add_product(self._dx, _rounded(target_x - x), rounded)
             else:
-                drift, inputs = _drift_and_inputs(target_x, x, self._finetuned.dtype)
+                drift, inputs = _drift_and_inputs(target_x, x, rounded, self._finetuned.dtype)
                 _add_product(self._dx, _outputs(drift, self._finetuned), inputs)
         self.tokens += x.shape[0]
 
@@ -139,17 +139,20 @@ def _rounded(inputs: Tensor) -> Tensor:
     return inputs.bfloat16() if inputs.is_cuda and _NVIDIA and inputs.dtype == torch.float32 else inputs
 
 
-def _drift_and_inputs(target_x: Tensor, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(target_x - x, x), both in `dtype`."""
+def _drift_and_inputs(target_x: Tensor, x: Tensor, rounded: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(target_x - x, x), both in `dtype`; rounded: x as `_rounded` makes it."""
     if x.dtype == torch.float16 and dtype == torch.bfloat16 and fused.usable(x.device):
         from deltacompress.numerics.triton.drift import drift_and_inputs
 
         return drift_and_inputs(target_x, x)
-    return (target_x - x).to(dtype), x.to(dtype)
+    return (target_x - x).to(dtype), rounded.to(dtype)
 
 
 def _outputs(drift: Tensor, finetuned: Tensor) -> Tensor:
-    """W x of each row x [tokens, in], for W in the same dtype, which is that of the result; sums are fp32."""
+    """W x of each row x [tokens, in], for W in the same dtype, which is that of the result.
+
+    Sums are fp32, on a GPU where its products are asked not to split them into 16 bits (calibration's precision does).
+    """
     with torch.autocast(drift.device.type, enabled=False):
         return drift @ finetuned.T
 

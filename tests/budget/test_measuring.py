@@ -346,16 +346,16 @@ def test_the_judge_reads_no_tensor_that_the_model_does_not_use(pair: Pair, tmp_p
     assert torch.equal(wanted[0], found[0])
 
 
-@pytest.mark.parametrize(("one_in", "which"), [(1, [0, 1, 2]), (2, [1]), (8, [2])])
+@pytest.mark.parametrize(("one_in", "which"), [(1, [0, 1, 2, 3]), (2, [1, 3]), (3, [0, 1, 2, 3])])
 def test_of_the_base_one_in_so_many_batches_is_asked(pair: Pair, tmp_path: Path, one_in: int, which: list[int]) -> None:
-    """As if there were no others; the base is not the fine-tuned model."""
+    """As if there were no others; of fewer than two all. The base is not the fine-tuned model."""
     opened, found = prepared(pair, tmp_path / "none")
-    batches = batched(held_back(opened.finetuned, pair.data, SPEC, Enough(200, 0, 200)), at_most=3)
+    batches = batched(held_back(opened.finetuned, pair.data, SPEC, Enough(200, 0, 200)), at_most=4)
     skeleton, pairing = found.skeleton, found.plan.pairing
     assert skeleton is not None
     of = Judge(skeleton, opened.finetuned, batches).against_base(pairing, one_in=one_in)
     wanted = Judge(skeleton, opened.finetuned, [batches[k] for k in which]).against_base(pairing)
-    assert len(batches) == 3
+    assert len(batches) == 4
     assert of == wanted
     assert of.kl > 0
     assert of.loss != of.finetuned_loss

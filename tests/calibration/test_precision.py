@@ -51,11 +51,21 @@ def test_only_fp16_rounds_inputs_and_rotary_tables() -> None:
         assert precision.rounded_positions(call) is call
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available")  # where there is none
+def test_no_partial_sums_are_of_16_bits_meanwhile() -> None:
+    matmul = torch.backends.cuda.matmul
+    names = ["allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"]
+    before = [getattr(matmul, name) for name in names]
+    with FP16.products():
+        assert not any(getattr(matmul, name) for name in names)
+    assert [getattr(matmul, name) for name in names] == before
+    assert all(before)  # PyTorch's own, or this test says nothing
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_products_are_of_fp16_with_fp32_sums() -> None:
     left = torch.full((8, 8192), 1.0 + 2**-10, device="cuda")
     with FP16.products():
         exact = torch.nn.functional.linear(left, left)
         assert exact.dtype == torch.float16
-        assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
     assert torch.equal(exact.double(), (left.double() @ left.double().T).half().double())

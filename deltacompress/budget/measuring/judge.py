@@ -79,7 +79,10 @@ class Judge:
         return Judged(float(per.mean()), error_by_record(per, self._record), len(per))
 
     def against_base(self, pairing: Pairing, *, one_in: int = 1) -> Against:
-        """The base itself on one in so many batches of these records: what it has no tensor for is the fine-tuned's."""
+        """The base itself on the same records: what it has no tensor for is the fine-tuned model's.
+
+        one_in: of batches, where there are twice as many, or of a GPU, which has few and is soon through them, all.
+        """
         pairs = {one.info.name: one for one in pairing.pairs}
 
         def read(name: str) -> Tensor:
@@ -87,8 +90,10 @@ class Judge:
             same = one.base_name is not None and pairing.base.tensors[one.base_name].shape == one.info.shape
             return pairing.base.read(str(one.base_name)) if same else pairing.finetuned.read(name)
 
-        some = slice(min(one_in // 2, len(self._batches) - 1), None, one_in)  # of every length: they are in its order
-        batches, targets = self._batches[some], self._targets[some]
+        batches, targets = self._batches, self._targets
+        if len(batches) >= 2 * one_in:
+            few = slice(one_in // 2, None, one_in)  # of every length: they are in its order
+            batches, targets = batches[few], targets[few]
         found = self._answers(read, batches)
         per = self._divergences(found, targets)
         wanted = [batch.ids.roll(-1, 1)[batch.written] for batch in batches]

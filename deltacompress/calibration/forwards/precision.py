@@ -73,10 +73,11 @@ def calibration_precision(device: torch.device, *, bf16_weights: bool) -> Precis
 
 @contextmanager
 def _fp32_sums() -> Iterator[None]:
-    """No partial sums in fp16, which cuBLAS may take where it splits a long product."""
-    before = torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    """No partial sums in 16 bits, which cuBLAS may take where it splits a long product."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+    matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = before
+        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = before

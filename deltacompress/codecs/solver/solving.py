@@ -87,20 +87,22 @@ def solve(
     hessian = shared.hessian
     with part("gain"):
         if settings.gain == "least":
-            return replace(best, kept=_kept(best, target, hessian, pull))
+            if pull is None:
+                return replace(best, kept=_kept(best, target, hessian))
+            return replace(best, kept=kept(best.weights(), target, pull))
         pull = product(target, hessian) if pull is None else pull
         scaled = best.times(kept(best.weights(), target, pull).gain)
         weights = scaled.weights()
         return replace(scaled, kept=kept(weights, target, pull), loss=quadratic(weights - target, hessian))
 
 
-def _kept(solved: Solved, target: Tensor, hessian: Tensor, pull: Tensor | None) -> Kept:
+def _kept(solved: Solved, target: Tensor, hessian: Tensor) -> Kept:
     """Of all rows, some at a time: new memory for all of them costs as much as what is computed in it."""
     found = []
     for start in range(0, max(len(target), 1), ROWS):
         rows = slice(start, start + ROWS)
-        own = rough_product(target[rows], hessian) if pull is None else pull[rows]
-        found.append(kept(solved.of_rows(rows).weights(), target[rows], own))
+        pull = rough_product(target[rows], hessian)
+        found.append(kept(solved.of_rows(rows).weights(), target[rows], pull))
     return Kept(*(torch.cat(one) for one in zip(*found, strict=True)))
 
 
