@@ -256,6 +256,8 @@ def test_settings_of_a_stack_are_as_each_alone(monkeypatch: pytest.MonkeyPatch) 
         ObsSettings(**plain, bits=2),
         ObsSettings(**plain, bits=2, step=5.0),
         ObsSettings(**plain, bits=2),
+        ObsSettings(**plain, bits=3, step=1.0, gain="least"),
+        ObsSettings(**plain, bits=3, step=2.0, gain="least"),
     ]
     sums = statistics(layer(), asymmetric=False)
     shared = obs.factored(sums, each[0], "q")
@@ -269,7 +271,7 @@ def test_settings_of_a_stack_are_as_each_alone(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(obs, "solve", counted)
     found = obs.encode_each(both, shared, each)
-    assert rows == [3 * 17, 2 * 17, 17, 2 * 17]
+    assert rows == [3 * 17, 2 * 17, 17, 2 * 17, 2 * 17]
     for one, other, settings in zip(found, wanted, each, strict=True):
         assert list(one) == ["q", "k"]
         for name in one:
