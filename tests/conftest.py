@@ -23,13 +23,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
-LONGEST = ("test_interpreted", "test_notebooks")
-"""Files whose tests take a minute and more, one for all: last, they would run when nothing is left beside them."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest come first. tests/test_interpreted.py runs those marked `interpreted`, where Triton interprets."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    """tests/test_interpreted.py runs these, in processes in which Triton interprets."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return
     elsewhere = pytest.mark.skip(reason="tests/test_interpreted.py runs it, or pytest under TRITON_INTERPRET=1")

@@ -235,16 +235,14 @@ def test_a_damaged_part_is_noticed_on_its_own(smallest: tuple[Pair, Path]) -> No
 
 @pytest.mark.parametrize("lossless", ["none", "zstd"])
 def test_every_byte_of_every_file_counts(smallest: tuple[Pair, Path], lossless: str) -> None:
-    """Each single byte of each file, in each of its bits by turns, by the check that `verify` gives the file; of the
-    two manifests every second one.
-    """
+    """Each single byte of each file, in every one of its bits by turns, by the check that `verify` gives the file."""
     artifact = smallest[1] / lossless
     delta = load_delta(artifact)
     good = (artifact / "manifest.json").read_bytes()
     assert len(good) > 5000
-    for offset in range(lossless == "zstd", len(good), 2):
+    for offset in range(len(good)):
         raw = bytearray(good)
-        raw[offset] ^= 1 << offset // 2 % 8
+        raw[offset] ^= 1 << offset % 8
         with pytest.raises(IntegrityError):
             parse_manifest(bytes(raw), "manifest.json")
     for record in (*delta.manifest.shards, *delta.manifest.files):

@@ -15,19 +15,10 @@ from deltacompress.kernels.cuda import sbmm as cuda_sbmm
 from deltacompress.kernels.cuda import tiling
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 BATCHES = {1: ([1, 1, 0, 1], [0, -1, 1, 0]), 8: ([3, 2, 8, 0, 1], [1, -1, 0, 1, 1]), 16: ([20, 1, 9], [0, 1, 1])}
 """Rows that the kernel takes at once -> rows of each run, and its slot."""
 BLOCKS = 2
-TILES = {torch.bfloat16: (1, 8, 16), torch.float16: (1, 8, 16), torch.float32: (1, 8)}
-"""Rows that the kernel takes at once, of each dtype."""
-DECODED = [
-    pytest.param(bits, pattern, dtype, tile, id=f"{bits}-{pattern}-{dtype}-{tile}")
-    for bits in (1, 2, 3, 4)
-    for pattern in ("2:4", "dense")
-    for dtype, tiles in TILES.items()
-    for tile in (tiles if dtype == torch.bfloat16 else [tiles[(bits + (pattern == "dense")) % len(tiles)]])
-]
-"""Every tile of bfloat16; of the other dtypes one each, by turns, as each is compiled for a second."""
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +32,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> object:
     return made
 
 
-@pytest.mark.parametrize(("bits", "pattern", "dtype", "tile"), DECODED)
+@pytest.mark.parametrize("tile", BATCHES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("pattern", ["2:4", "dense"])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_decode(library: object, bits: int, pattern: str, dtype: torch.dtype, tile: int) -> None:
+    if dtype == torch.float32 and tile == 16:
+        pytest.skip("fp32 takes eight rows at once at most")
     grid = ("minmax", "symmetric", "midrise")[(bits + tile) % 3]
-    group = 64 if (bits + tile // 8 + 2 * (dtype == torch.float32)) % 3 == 0 else 320
+    group = 64 if (bits + tile + (dtype == torch.float16)) % 4 == 0 else 320
     case = Case(136, 320, bits, pattern, group, grid)
     for lazy in (0, 1):
         error = run(library, case, dtype, tile, lazy)
