@@ -81,7 +81,7 @@ class Judge:
     def against_base(self, pairing: Pairing, *, one_in: int = 1) -> Against:
         """The base itself on the same records: what it has no tensor for is the fine-tuned model's.
 
-        one_in: of batches, where there are twice as many, or of a GPU, which has few and is soon through them, all.
+        one_in: of so many batches one; all, where there are fewer than twice as many: a GPU's are few and large.
         """
         pairs = {one.info.name: one for one in pairing.pairs}
 
