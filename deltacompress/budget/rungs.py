@@ -14,11 +14,16 @@ from deltacompress.types import TensorKind
 
 @dataclass(frozen=True, eq=False)
 class Rung:
-    """name: what tables call it. fields: of its rule in a recipe. drawn: whether a drawn pattern is among them."""
+    """name: what tables call it. fields: of its rule in a recipe. drawn: whether a drawn pattern is among them.
+
+    left: of its bytes without `fisher`, what there is with it: more codes are zero. Of the linears of the pairs in
+    registry/demo (docs/algorithm.md).
+    """
 
     name: str
     fields: Mapping[str, Any]
     drawn: bool = False
+    left: float = 1.0
 
     def settings(self, **others: Any) -> Settings:
         """Its rule, checked as a recipe's are; others: fields that are set besides."""
@@ -35,9 +40,13 @@ class Rung:
         fisher = kind == "linear" and not experts and self.fields["codec"] == "obs" and not self.drawn
         return dict(self.fields) | ({"fisher": True} if fisher else {})
 
+    def left_of(self, kind: TensorKind, *, experts: bool = False) -> float:
+        """Of its bytes as measured, those with its rule."""
+        return self.left if "fisher" in self.rule(kind, experts=experts) else 1.0
 
-def _rung(name: str, *, drawn: bool = False, **fields: Any) -> Rung:
-    return Rung(name, MappingProxyType(fields), drawn)
+
+def _rung(name: str, *, drawn: bool = False, left: float = 1.0, **fields: Any) -> Rung:
+    return Rung(name, MappingProxyType(fields), drawn, left)
 
 
 _DAMPING = 0.3
@@ -51,7 +60,12 @@ def _steps(name: str, bits: int, step: float, **others: Any) -> Rung:
 
 
 def _drawn(kept: int, group: int) -> Rung:
-    fields = {"bits": 1, "grid": "midrise", "sparsity": f"drawn:{kept}:{group}", "damp_fraction": _DRAWN_DAMPING}
+    fields: dict[str, Any] = {
+        "bits": 1,
+        "grid": "midrise",
+        "sparsity": f"drawn:{kept}:{group}",
+        "damp_fraction": _DRAWN_DAMPING,
+    }
     return _rung(f"signs, {kept} of {group} drawn", drawn=True, codec="obs", **fields)
 
 
@@ -62,11 +76,11 @@ CALIBRATED = (
     _drawn(5, 16),
     _drawn(3, 8),
     _drawn(1, 2),
-    _steps("2 bits, steps of 6.3", 2, 6.3, asymmetric=0.5),
-    _steps("2 bits, steps of 5.0", 2, 5.0, asymmetric=0.5),
-    _steps("2 bits, steps of 4.0", 2, 4.0, asymmetric=0.5),
-    _steps("2 bits, steps of 3.4", 2, 3.4, asymmetric=0.5),
-    _steps("2 bits, steps of 2.8", 2, 2.8),
+    _steps("2 bits, steps of 6.3", 2, 6.3, asymmetric=0.5, left=0.894),
+    _steps("2 bits, steps of 5.0", 2, 5.0, asymmetric=0.5, left=0.919),
+    _steps("2 bits, steps of 4.0", 2, 4.0, asymmetric=0.5, left=0.95),
+    _steps("2 bits, steps of 3.4", 2, 3.4, asymmetric=0.5, left=0.974),
+    _steps("2 bits, steps of 2.8", 2, 2.8, left=0.992),
     _steps("2 bits, steps of 2.1", 2, 2.1),
     _steps("2 bits, steps of 1.9", 2, 1.9),
     _steps("3 bits, steps of 1.4", 3, 1.4),

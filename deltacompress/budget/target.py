@@ -158,7 +158,6 @@ class Target:
         """The same, once an artifact of that choice was measured, or its trial."""
         judged, survey = tried.judged, self.survey
         bound = judged.bound / judged.kl if judged.kl > 0 else self.bound
-        kl = judged.kl * (survey.after_trial(picks) if trial else 1.0)
-        survey = survey.corrected(picks, tried.bytes, tried.groups, kl)
+        survey = (survey.after_trial if trial else survey.corrected)(picks, tried.bytes, tried.groups, judged.kl)
         missed = self.missed_kl + (not trial and self.size is None and self.above(tried.bytes, judged))
         return Target(self.request, survey, _AIM if trial else _AIM_AGAIN, bound, missed)

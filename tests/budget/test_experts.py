@@ -17,9 +17,10 @@ from torch import Tensor
 
 from deltacompress.artifact.delta import load_delta, verify
 from deltacompress.budget.measuring import walk as walking
+from deltacompress.budget.parts import survey_of
 from deltacompress.budget.run import compress_to
 from deltacompress.budget.rungs import REFERENCE
-from deltacompress.budget.survey import Group, survey_of
+from deltacompress.budget.survey import Group
 from deltacompress.numerics.hessian import HessianAccumulator
 
 EXPERTS, CHOSEN, TOKENS = 4, 2, 8 * 16
@@ -58,7 +59,7 @@ def test_experts_are_measured_together_and_coded_each(
         assert own.keys() == set(one.names)
         with_it = changed(mixture, tmp_path / str(k), lambda weights, own=own: weights | own)  # type: ignore[misc]
         per = torch.cat(kls_of(mixture, with_it.finetuned, batches))
-        assert one.probe.kl[0] / found.tokens[0][0] == pytest.approx(float(per.mean()), rel=0.02)
+        assert one.probe.kl[0] / found.tokens[0] == pytest.approx(float(per.mean()), rel=0.02)
         assert one.probe.kl[0] > 0
 
 

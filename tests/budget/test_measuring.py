@@ -26,11 +26,13 @@ from deltacompress.budget.measuring import pair as measuring
 from deltacompress.budget.measuring import walk as walking
 from deltacompress.budget.measuring.judge import Judge, error_by_record
 from deltacompress.budget.measuring.measured import Measured, Walked
+from deltacompress.budget.measuring.pair import survey_pair
 from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes, part_bytes, to_code
 from deltacompress.budget.measuring.walk import walk
+from deltacompress.budget.parts import survey_of
 from deltacompress.budget.recipe import recipe_of
+from deltacompress.budget.request import Request
 from deltacompress.budget.rungs import CALIBRATED, COARSE, DRAWN, REFERENCE, RUNGS, WIDEST, template
-from deltacompress.budget.survey import survey_of
 from deltacompress.calibration.data import calibration_tokens
 from deltacompress.calibration.held_back import FEWEST, Enough, HeldBack, Records, batched, held_back
 from deltacompress.checkpoints.reader import Checkpoint
@@ -76,7 +78,7 @@ def walked(pair: Pair, out: Path, reporter: Reporter = SILENT) -> tuple[Walked, 
     assert found.skeleton is not None
     assert found.tokens is not None
     ids = found.tokens.ids
-    measured = walk(found.plan, found.skeleton, ids, batches, batches, CALIBRATED, opened.coder, reporter)
+    measured = walk(found.plan, found.skeleton, ids, batches, CALIBRATED, opened.coder, reporter)
     return measured, batches
 
 
@@ -116,7 +118,7 @@ def test_a_probe_is_the_kl_of_an_artifact_with_that_group_alone(
     pair.compress(tmp_path / "delta", recipe=recipe)
     restored = restore(tmp_path / "delta", base=pair.base, out=tmp_path / "restored")
     per = kls_of(pair, restored, batches)
-    assert one.probe.kl[0] / found.tokens[0][0] == pytest.approx(float(torch.cat(per).mean()), rel=0.02)
+    assert one.probe.kl[0] / found.tokens[0] == pytest.approx(float(torch.cat(per).mean()), rel=0.02)
     assert one.probe.records.tolist() == pytest.approx([float(record.sum()) for record in per], rel=0.05)
     assert len(batches) == 2
     assert any(len({int(row.sum()) for row in one.written}) > 1 for one in batches)  # so some are padded
@@ -403,6 +405,46 @@ def test_as_many_tokens_run_at_once_as_in_a_compression(
     monkeypatch.setattr("deltacompress.compression.layerwise.model.TOKENS_PER_BATCH", {"cpu": 48})
     walked(pair, tmp_path / "none")
     assert asked == [3]  # of 16 tokens each
+
+
+@pytest.mark.parametrize(
+    ("inputs", "seq_len", "samples", "few"),
+    [(512, 256, 256, 8), (1025, 256, 256, 9), (3000, 256, 256, 16), (512, 2048, 256, 8), (512, 100, 8, 21)],
+)
+def test_few_sequences_are_enough_to_measure_by(inputs: int, seq_len: int, samples: int, few: int) -> None:
+    """One in 32, of 2048 tokens at least; where linears are wide, twice as many as they have inputs, up to 4096."""
+    linear, other = (SimpleNamespace(inputs=size, calibrated=has) for size, has in ((inputs, True), (10**6, False)))
+    plan: Any = SimpleNamespace(tensors={"linear": linear, "embedding": other})
+    assert measuring._few(CalibrationSpec(samples=samples, seq_len=seq_len), plan) == few
+
+
+@pytest.mark.parametrize(("asked", "records"), [({"max_kl": 0.1}, 20), ({"max_size": 10**6}, 12), ({}, 12)])
+@pytest.mark.parametrize("enough", [1, 12])
+def test_as_many_records_judge_as_are_needed(
+    pair: Pair, tmp_path: Path, asked: dict[str, Any], records: int, enough: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where KL decides, all that were held back; else some, FEWEST at least. What was measured goes on for either."""
+    lengths = [
+        len(ids) for ids, _ in held_back(Checkpoint.open(pair.finetuned), pair.data, SPEC, Enough(10**6, 0, 400))
+    ]
+    whole, some = sum(lengths[:20]), sum(lengths[:enough])
+    monkeypatch.setattr(measuring, "JUDGED", Enough(whole, 0, whole))
+    monkeypatch.setattr(measuring, "TOLD", Enough(some, 0, some))
+    request = Request.of(**dict.fromkeys(("target_ratio", "max_size", "max_kl")) | asked) if asked else None
+    job = CompressionJob.of(
+        pair.base,
+        pair.finetuned,
+        recipe=template(),
+        out=tmp_path / "out",
+        calibration=pair.data,
+        samples=8,
+        seq_len=16,
+        device="cpu",
+    )
+    found = survey_pair(job, Inputs(), SILENT, request=request)
+    judging = sum(len(batch.ids) for batch in found._judge._batches)
+    assert judging == (records if enough == 12 or asked.get("max_kl") else FEWEST)
+    assert found._identity == survey_pair(job, Inputs(), SILENT, request=Request(kl=1.0))._identity
 
 
 def test_a_survey_predicts_the_bytes_of_an_artifact(pair: Pair, tmp_path: Path) -> None:

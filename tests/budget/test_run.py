@@ -546,6 +546,7 @@ def test_interrupted_while_an_attempt_is_measured_it_goes_on(
 def tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fourth of the 8 sequences is enough to predict by; all that is tried loses TRIED of it in the end."""
     monkeypatch.setattr(measuring, "_LEAST_TOKENS", 32)
+    monkeypatch.setattr(measuring, "_MORE_TOKENS", 0)
     for name in ("_AFTER_TRIAL", "_AFTER_TRIAL_WITH_FISHER"):
         monkeypatch.setattr(survey, name, TRIED)
 

@@ -8,18 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from deltacompress.budget import survey
+from deltacompress.budget import parts, survey
 from deltacompress.budget.measuring import shares
 from deltacompress.budget.measuring.ladder import Step
 from deltacompress.budget.measuring.measured import Measured, Walked
 from deltacompress.budget.measuring.probes import Probe
+from deltacompress.budget.parts import survey_of
 from deltacompress.budget.rungs import COARSE, COUNTED_REFERENCE, COUNTED_WIDEST, DRAWN, REFERENCE, WIDEST, Rung
-from deltacompress.budget.survey import Survey, survey_of
+from deltacompress.budget.survey import Survey
 
 FINE = "4 bits, steps of 0.5"
 LOSSES = {FINE: 0.02, REFERENCE.name: 0.2, COARSE.name: 0.4, WIDEST.name: 0.8}
-TOKENS, PROBED = 100, 50
-"""To be written, that whole models are measured on, and groups."""
+TOKENS = 100
+"""To be written."""
 
 
 def probe(kl: float) -> Probe:
@@ -48,19 +49,19 @@ def believed(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(_: Rung, told: float, of_rung: torch.Tensor, of_reference: torch.Tensor) -> float:
         return float(of_rung.sum() / of_reference.sum()) / told if told else 1.0
 
-    monkeypatch.setattr(survey, "excess", measured)
+    monkeypatch.setattr(parts, "excess", measured)
 
 
 @pytest.fixture
 def alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing makes up for errors of linears either, so that whole models are predicted what they were measured."""
-    monkeypatch.setattr(survey, "_AFTER_OBS", 1.0)
+    monkeypatch.setattr(parts, "AFTER_OBS", 1.0)
 
 
 def surveyed(groups: list[Measured], knee: float, coarse: float, widest: float, drawn: float = 0.0) -> Survey:
     measured = {REFERENCE: knee, COARSE: coarse, WIDEST: widest, DRAWN: drawn}
     whole = {rung.name: probe(kl) for rung, kl in measured.items()}
-    return survey_of(Walked(groups, whole, ((PROBED, 0), (TOKENS, 0)), 0.1), finetuned_bytes=10**6, fixed_bytes=0)
+    return survey_of(Walked(groups, whole, (TOKENS, 0), 0.1), finetuned_bytes=10**6, fixed_bytes=0)
 
 
 def picks(survey: Survey, rung: str, of_embedding: str = COUNTED_REFERENCE.name) -> list[int]:
@@ -70,10 +71,10 @@ def picks(survey: Survey, rung: str, of_embedding: str = COUNTED_REFERENCE.name)
 
 def test_the_parts_of_references_add_up_and_go_with_the_loss() -> None:
     found = surveyed([linear(0, 1.0), linear(1, 3.0)], knee=2.0, coarse=4.0, widest=8.0)
-    parts = {(group.names[0], one.rung): one.part for group in found.groups for one in group.options}
-    assert parts["l0", REFERENCE.name] == pytest.approx(0.5)
-    assert parts["l1", REFERENCE.name] == pytest.approx(1.5)
-    assert parts["l1", FINE] == pytest.approx(0.15)
+    each = {(group.names[0], one.rung): one.part for group in found.groups for one in group.options}
+    assert each["l0", REFERENCE.name] == pytest.approx(0.5)
+    assert each["l1", REFERENCE.name] == pytest.approx(1.5)
+    assert each["l1", FINE] == pytest.approx(0.15)
     assert found.power == pytest.approx(1.0)
 
 
@@ -98,7 +99,7 @@ def test_the_model_of_signs_by_lot_is_predicted_what_it_was_measured(
     for one in groups[:2]:
         one.steps.extend([Step(DRAWN.name, 30, 0.5), Step("signs, 1 of 4 drawn", 20, 0.7)])
     counted = surveyed(groups, knee=2.0, coarse=coarse, widest=widest, drawn=kl)
-    monkeypatch.setattr(survey, "_FISHER", 1.0)
+    monkeypatch.setattr(parts, "_FISHER", 1.0)
     found = surveyed(groups, knee=2.0, coarse=coarse, widest=widest, drawn=kl)
     for one, other in zip(found.groups[:2], counted.groups[:2], strict=True):
         assert [option.part for option in one.options[-2:]] == pytest.approx(
@@ -106,8 +107,8 @@ def test_the_model_of_signs_by_lot_is_predicted_what_it_was_measured(
         )
     for rung, wanted in ((REFERENCE, 2.0), (COARSE, coarse), (WIDEST, widest), (DRAWN, kl)):
         assert found.kl(picks(found, rung.name)) / found.scale == pytest.approx(wanted), rung.name
-    parts = {one.rung: one.part for one in found.groups[0].options}
-    assert parts["signs, 1 of 4 drawn"] / parts[DRAWN.name] == pytest.approx(0.7 / 0.5)
+    each = {one.rung: one.part for one in found.groups[0].options}
+    assert each["signs, 1 of 4 drawn"] / each[DRAWN.name] == pytest.approx(0.7 / 0.5)
 
 
 def test_the_power_is_that_of_errors_that_differ_from_answer_to_answer() -> None:
@@ -116,10 +117,10 @@ def test_the_power_is_that_of_errors_that_differ_from_answer_to_answer() -> None
     one.steps.append(Step(DRAWN.name, 30, 0.5))
     found = surveyed([one], knee=2.0, coarse=7.0, widest=60.0, drawn=6.0)
     assert found.power == pytest.approx(math.log(3) / math.log(2.5))
-    parts = {option.rung: option.part for option in found.groups[0].options}
-    assert parts[DRAWN.name] == pytest.approx(2.0 * 2.5 / survey._FISHER)
-    assert parts[COARSE.name] == pytest.approx(2.0 * 3.5 ** (1 / found.power))
-    assert parts[COARSE.name] > 2.0 * 0.4 / 0.2
+    each = {option.rung: option.part for option in found.groups[0].options}
+    assert each[DRAWN.name] == pytest.approx(2.0 * 2.5 / parts._FISHER)
+    assert each[COARSE.name] == pytest.approx(2.0 * 3.5 ** (1 / found.power))
+    assert each[COARSE.name] > 2.0 * 0.4 / 0.2
 
 
 @pytest.mark.parametrize(("drawn", "power", "part"), [(4.0, 1.0, 2.0), (200.0, 4.0, 100**0.25)])
@@ -155,10 +156,10 @@ def test_between_the_coarse_and_the_widest_it_grows_by_the_logarithm() -> None:
     one = linear(0, 1.0)
     one.steps.append(Step("2 bits, steps of 5.0", 50, math.sqrt(0.4 * 0.8)))
     found = surveyed([one], knee=1.0, coarse=2.0, widest=12.0)
-    parts = {option.rung: option.part for option in found.groups[0].options}
-    assert parts[WIDEST.name] == pytest.approx(12.0)
-    assert parts["2 bits, steps of 5.0"] == pytest.approx(math.sqrt(8.0) * math.sqrt(3.0))
-    assert parts[COARSE.name] == pytest.approx(2.0)
+    each = {option.rung: option.part for option in found.groups[0].options}
+    assert each[WIDEST.name] == pytest.approx(12.0)
+    assert each["2 bits, steps of 5.0"] == pytest.approx(math.sqrt(8.0) * math.sqrt(3.0))
+    assert each[COARSE.name] == pytest.approx(2.0)
 
 
 def test_what_was_measured_to_be_less_is_not_believed() -> None:
@@ -169,10 +170,10 @@ def test_what_was_measured_to_be_less_is_not_believed() -> None:
 @pytest.mark.usefixtures("alike")
 def test_an_embedding_costs_as_two_probes_say() -> None:
     found = surveyed([linear(0, 1.0), embedding(1.0, 8.0)], knee=2.0, coarse=3.0, widest=5.0)
-    parts = {one.rung: one.part for one in found.groups[1].options}
-    assert parts[COUNTED_REFERENCE.name] == pytest.approx(1.0)
-    assert parts[COUNTED_WIDEST.name] == pytest.approx(8.0)
-    assert parts["8 bits, rounded"] == pytest.approx(0.5)  # below the reference KL goes with the loss
+    each = {one.rung: one.part for one in found.groups[1].options}
+    assert each[COUNTED_REFERENCE.name] == pytest.approx(1.0)
+    assert each[COUNTED_WIDEST.name] == pytest.approx(8.0)
+    assert each["8 bits, rounded"] == pytest.approx(0.5)  # below the reference KL goes with the loss
     mild = surveyed([linear(0, 1.0), embedding(1.0, 1.1)], knee=2.0, coarse=3.0, widest=5.0)
     assert mild.groups[1].options[1].part == pytest.approx(2.0)  # never less than the loss says
 
@@ -185,8 +186,8 @@ def test_a_tied_embedding_costs_as_its_two_probes_say_too(widest: float, times: 
     for one in tied.probes:
         one.head = torch.zeros(1)
     found = surveyed([linear(0, 1.0), tied], knee=2.0, coarse=3.0, widest=5.0)
-    parts = {one.rung: one.part for one in found.groups[1].options}
-    assert parts[COUNTED_WIDEST.name] / parts[COUNTED_REFERENCE.name] == pytest.approx(times)
+    each = {one.rung: one.part for one in found.groups[1].options}
+    assert each[COUNTED_WIDEST.name] / each[COUNTED_REFERENCE.name] == pytest.approx(times)
 
 
 def test_a_group_that_seems_to_cost_nothing_has_a_tenth_of_an_even_share() -> None:
@@ -274,7 +275,7 @@ def test_where_nothing_else_is_told_a_group_has_what_the_written_tokens_say() ->
 
 
 def test_what_nothing_makes_up_for_counts_in_full() -> None:
-    """Compressed, the parts of linears are _AFTER_OBS of themselves; those of embedding and head all of it."""
+    """Compressed, the parts of linears are AFTER_OBS of themselves; those of embedding and head all of it."""
     head = linear(1, 1.0)
     head = replace(head, kind="head", probe=replace(head.probe, head=torch.zeros(1)))
     found = surveyed([linear(0, 2.0), head, embedding(1.0, 5.0)], knee=4.0, coarse=8.0, widest=16.0)
@@ -282,10 +283,10 @@ def test_what_nothing_makes_up_for_counts_in_full() -> None:
         group.kind: group.options[[one.rung for one in group.options].index(name)].part
         for group, name in zip(found.groups, (REFERENCE.name, REFERENCE.name, COUNTED_REFERENCE.name), strict=True)
     }
-    share = shares.shares_of([linear(0, 2.0), head, embedding(1.0, 5.0)], PROBED)
+    share = shares.shares_of([linear(0, 2.0), head, embedding(1.0, 5.0)], TOKENS)
     for kind, one in (("linear", linear(0, 2.0)), ("head", head), ("embedding", embedding(1.0, 5.0))):
         full = 4.0 * share(one.probe)
-        assert found.scale * shared[kind] == pytest.approx(full * (survey._AFTER_OBS if kind == "linear" else 1.0))
+        assert found.scale * shared[kind] == pytest.approx(full * (survey.AFTER_OBS if kind == "linear" else 1.0))
     assert found.reference == pytest.approx(sum(shared.values()))
     assert found.scale == 0.3
 
@@ -298,7 +299,7 @@ def test_whole_models_are_predicted_what_is_believed_of_them(monkeypatch: pytest
         asked.append((rung.name, told, float(of_rung.sum()), float(of_reference.sum())))
         return 3.0
 
-    monkeypatch.setattr(survey, "excess", usual)
+    monkeypatch.setattr(parts, "excess", usual)
     found = surveyed([linear(0, 1.0), linear(1, 3.0)], knee=2.0, coarse=5.0, widest=60.0, drawn=7.0)
     assert [name for name, *_ in asked] == [COARSE.name, WIDEST.name, DRAWN.name]
     assert [told for _, told, *_ in asked] == pytest.approx([2.0, 4.0, 1.0])
@@ -318,7 +319,31 @@ def test_what_a_trial_lacks_is_worth_most_in_steps() -> None:
     now = [group.options[pick].part for group, pick in zip(found.groups, chosen, strict=True)]
     left = [survey._AFTER_TRIAL_WITH_FISHER, *[survey._AFTER_TRIAL] * 3]
     tried = [part / one for part, one in zip(now, left, strict=True)]
-    assert found.after_trial(chosen) == pytest.approx(sum(now) / sum(tried))
-    assert surveyed([linear(0, 1.0)], 1.0, 2.0, 4.0).after_trial([1]) == pytest.approx(0.54)
-    assert surveyed([drawn], 1.0, 2.0, 4.0).after_trial([4]) == pytest.approx(0.89)
-    assert surveyed([linear(0, 0.0)], 0.0, 0.0, 0.0).after_trial([1]) == 0.89
+    assert found.kl_after_trial(chosen) == pytest.approx(sum(now) / sum(tried))
+    assert surveyed([linear(0, 1.0)], 1.0, 2.0, 4.0).kl_after_trial([1]) == pytest.approx(0.55)
+    assert surveyed([drawn], 1.0, 2.0, 4.0).kl_after_trial([4]) == pytest.approx(0.9)
+    assert surveyed([linear(0, 0.0)], 0.0, 0.0, 0.0).kl_after_trial([1]) == 0.9
+
+
+def test_bytes_are_those_that_fisher_leaves() -> None:
+    """Of linears that are solved with it: neither of the head, nor of experts, nor of signs by lot."""
+    plain = linear(0, 1.0)
+    plain.steps.append(Step(DRAWN.name, 3000, 0.5))
+    plain.steps[3] = replace(plain.steps[3], bytes=2000)
+    of_head = replace(plain, kind="head", probe=replace(probe(1.0), head=torch.zeros(1)))
+    found = surveyed([plain, of_head, replace(plain, experts=True)], knee=4.0, coarse=8.0, widest=16.0)
+    assert [group.options[3].bytes for group in found.groups] == [1788, 2000, 2000]
+    assert [group.options[4].bytes for group in found.groups] == [3000] * 3
+
+
+def test_a_trial_has_no_fisher_that_would_leave_fewer_bytes() -> None:
+    """It took 2200 and 900 bytes, and 600 of all else; its widest steps will take 0.894 of theirs, its signs all."""
+    steps, drawn = linear(0, 1.0), linear(1, 1.0)
+    steps.steps[3] = replace(steps.steps[3], bytes=2000)
+    drawn.steps.append(Step(DRAWN.name, 1000, 0.5))
+    found = surveyed([steps, drawn], knee=2.0, coarse=4.0, widest=8.0)
+    after = found.after_trial([3, 4], 3700, [2200, 900], 0.5)
+    assert [after.groups[0].options[3].bytes, after.groups[1].options[4].bytes] == [1967, 900]
+    assert after.bytes([3, 4]) == 600 + 1967 + 900
+    assert after.groups[0].options[0].bytes == round(found.groups[0].options[0].bytes * 1967 / 1788)
+    assert after.kl([3, 4]) == pytest.approx(0.5 * found.kl_after_trial([3, 4]))

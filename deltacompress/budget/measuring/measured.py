@@ -45,21 +45,21 @@ class Measured:
 class Walked:
     """Every group, and the model with all of them as one rung restores them, by its name.
 
-    tokens: as HeldStreams.tokens, of groups and of the whole. delta_share: norm of the linears' deltas over that of
+    tokens: as HeldStreams.tokens. delta_share: norm of the linears' deltas over that of
     their fine-tuned weights.
     """
 
     groups: list[Measured]
     whole: dict[str, Probe]
-    tokens: tuple[tuple[int, int], tuple[int, int]]
+    tokens: tuple[int, int]
     delta_share: float
 
 
 @dataclass(frozen=True)
 class Walk:
-    """What all layers share. held: what probes run on; more: and the whole model.
+    """What all layers share. held: what probes run on.
 
-    whole: that with all groups so far as one rung restores them, by its name.
+    whole: the model with all groups so far as one rung restores them, by its name.
     """
 
     plan: Plan
@@ -67,7 +67,6 @@ class Walk:
     coder: Coder
     reporter: Reporter
     held: HeldStreams
-    more: HeldStreams
     precision: Precision
     room: Room
     stream: HiddenStates

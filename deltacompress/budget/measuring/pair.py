@@ -17,11 +17,12 @@ from deltacompress.budget.measuring.measured import Walked
 from deltacompress.budget.measuring.progress import Progress, progress_path
 from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes, unsure_bytes
 from deltacompress.budget.measuring.walk import walk
+from deltacompress.budget.parts import survey_of
 from deltacompress.budget.request import Request
 from deltacompress.budget.rungs import CALIBRATED, RUNGS, Rung
-from deltacompress.budget.survey import Survey, survey_of
+from deltacompress.budget.survey import Survey
 from deltacompress.budget.target import check_size
-from deltacompress.calibration.held_back import Enough, HeldBack, Records, batched, held_back
+from deltacompress.calibration.held_back import FEWEST, Enough, HeldBack, Records, batched, held_back
 from deltacompress.calibration.sources import Calibration
 from deltacompress.checkpoints.pairing import Pairing
 from deltacompress.checkpoints.reader import Checkpoint
@@ -29,6 +30,7 @@ from deltacompress.codecs.recipe import CalibrationSpec
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare, tokens_of
 from deltacompress.compression.job import CompressionJob, CompressResult
+from deltacompress.compression.planning import Plan
 from deltacompress.compression.run_identity import identity_of
 from deltacompress.devices import current, limited_memory
 from deltacompress.errors import switch
@@ -36,11 +38,12 @@ from deltacompress.files.output import output_errors
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import Reporter
 
-PROBED, WHOLE, JUDGED = Enough(512, 64, 1024), Enough(1024, 128, 2048), Enough(8192, 512, 16384)
-"""Records that each group is measured on, the whole model, and all, by which an artifact is judged."""
-_SAMPLES_SHARE, _LEAST_TOKENS = 16, 4096
+PROBED, TOLD, JUDGED = Enough(512, 64, 1024), Enough(4096, 256, 8192), Enough(8192, 512, 16384)
+"""Records that groups are measured on, and those that an artifact is judged by: fewer where its KL is only told, more
+where it decides."""
+_SAMPLES_SHARE, _LEAST_TOKENS, _MORE_TOKENS = 32, 2048, 4096
 """Of the calibration sequences one in so many gives the Hessians of the rungs, and is what the first choice is tried
-on, and no fewer than these tokens."""
+on, and no fewer than the first of these tokens; than the second, where linears have many inputs."""
 TRIAL = "trial: "
 """Before all that is told of one: it compresses, too."""
 _BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -55,6 +58,7 @@ class Surveyed:
     base: Checkpoint
     kept: Path
     _identity: str
+    _few: int
     _earlier: Kept | None
     _where: torch.device
     _memory: int | None
@@ -81,10 +85,9 @@ class Surveyed:
         or nothing is to be chosen.
         """
         spec = job.calibration_spec
-        few = _few(spec)
-        if few >= spec.samples or not self.survey.groups:
+        if self._few >= spec.samples or not self.survey.groups:
             return None
-        return job.model_copy(update={"samples": few, "devices": job.devices and job.devices[:1]})
+        return job.model_copy(update={"samples": self._few, "devices": job.devices and job.devices[:1]})
 
     def tried(self, asked: str) -> tuple[Tried, ...] | None:
         """The attempts of an interrupted run, if there was one that asked the same and is resumed."""
@@ -123,7 +126,7 @@ def survey_pair(
             skeleton = prepared.skeleton
             assert skeleton is not None
             prepared.scan.wait()
-            identity = _identity(prepared, opened, records)
+            identity, few = _identity(prepared, opened, records), _few(job.calibration_spec, prepared.plan)
             earlier = Kept.read(kept, identity) if job.resume else None
             progress = None
             if request is not None:
@@ -137,7 +140,7 @@ def survey_pair(
                     _make_room(kept, identity, reporter)
                 if progress is not None and progress.path.exists() and not job.resume:
                     _begin_anew(progress, reporter)
-                found = _walked(job, inputs, prepared, skeleton, opened, records, rungs, reporter, progress)
+                found = _walked(job, few, inputs, prepared, skeleton, opened, records, rungs, reporter, progress)
                 survey = survey_of(found, finetuned_bytes=opened.finetuned.nbytes, fixed_bytes=fixed)
                 Kept(of=identity, survey=survey, asked=None if request is None else repr(request)).write(kept)
             else:
@@ -145,9 +148,11 @@ def survey_pair(
                 reporter.note(f"{kept}: measured by an earlier run, used again")
             if progress is not None:
                 progress.remove()
-            by = Judge(skeleton, opened.finetuned, _batches(records, opened.where))
+            decides = request is not None and request.kl is not None
+            judging = records if decides else records[: max(len(TOLD.of(records)), FEWEST)]
+            by = Judge(skeleton, opened.finetuned, _batches(judging, opened.where))
     where, memory = opened.where, job.device_memory
-    return Surveyed(survey, opened.base, kept, identity, earlier, where, memory, by, prepared.plan.pairing)
+    return Surveyed(survey, opened.base, kept, identity, few, earlier, where, memory, by, prepared.plan.pairing)
 
 
 def _begin_anew(progress: Progress, reporter: Reporter) -> None:
@@ -170,6 +175,7 @@ def _make_room(kept: Path, identity: str, reporter: Reporter) -> None:
 
 def _walked(
     job: CompressionJob,
+    few: int,
     inputs: Inputs,
     prepared: Prepared,
     skeleton: Skeleton,
@@ -180,18 +186,19 @@ def _walked(
     progress: Progress | None,
 ) -> Walked:
     tokens = prepared.tokens or tokens_of(job, opened.finetuned, skeleton, inputs)
-    some, every = (_batches(one.of(records), opened.where) for one in (PROBED, WHOLE))
-    ids = tokens.ids[: _few(job.calibration_spec)]
+    some = _batches(PROBED.of(records), opened.where)
     try:
-        return walk(prepared.plan, skeleton, ids, some, every, rungs, opened.coder, reporter, progress)
+        return walk(prepared.plan, skeleton, tokens.ids[:few], some, rungs, opened.coder, reporter, progress)
     finally:
         for checkpoint in (opened.base, opened.finetuned):
             checkpoint.forget_ahead()
 
 
-def _few(spec: CalibrationSpec) -> int:
+def _few(spec: CalibrationSpec, plan: Plan) -> int:
     """How many of the calibration sequences are enough to predict by."""
-    return max(spec.samples // _SAMPLES_SHARE, -(-_LEAST_TOKENS // spec.seq_len))
+    widest = max((one.inputs for one in plan.tensors.values() if one.calibrated), default=0)
+    least = max(_LEAST_TOKENS, min(2 * widest, _MORE_TOKENS))
+    return max(spec.samples // _SAMPLES_SHARE, -(-least // spec.seq_len))
 
 
 def _batches(records: Records, where: torch.device) -> list[HeldBack]:
@@ -201,6 +208,6 @@ def _batches(records: Records, where: torch.device) -> list[HeldBack]:
 def _identity(prepared: Prepared, opened: Opened, records: Records) -> str:
     """Everything that what is measured depends on."""
     own = identity_of(prepared.plan, prepared.tokens, opened.devices, opened.coder, hashed=True)
-    own["rungs"] = [[name, dict(rung.fields)] for name, rung in RUNGS.items()]
+    own["rungs"] = [[name, dict(rung.fields), rung.left] for name, rung in RUNGS.items()]
     own["held back"] = records
     return json.dumps({name: value for name, value in own.items() if name != "files"}, sort_keys=True)

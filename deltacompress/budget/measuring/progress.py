@@ -130,7 +130,7 @@ class Progress:
 def _streams(walk: Walk) -> dict[str, list[Tensor]]:
     """All hidden states that go from layer to layer."""
     probes = [probe for one in walk.found for probe in one.probes]
-    found = {"calibration": list(walk.stream), "held": walk.held.clean, "more": walk.more.clean}
+    found = {"calibration": list(walk.stream), "held": walk.held.clean}
     found |= {f"probe {number}": probe.hidden for number, probe in enumerate(probes)}
     return found | {f"whole {rung}": whole.hidden for rung, whole in walk.whole.items()}
 
@@ -168,7 +168,7 @@ def go_on(walk: Walk, reached: Reached) -> None:
     walk.norms[:] = reached.data["norms"]
     for k, hidden in enumerate(taken("calibration")):
         walk.stream[k] = hidden
-    walk.held.clean, walk.more.clean = taken("held"), taken("more")
+    walk.held.clean = taken("held")
     for number, probe in enumerate(probe for one in walk.found for probe in one.probes):
         probe.hidden = taken(f"probe {number}")
     for rung, whole in walk.whole.items():

@@ -50,14 +50,13 @@ def walk(
     skeleton: Skeleton,
     ids: Tensor,
     batches: Sequence[HeldBack],
-    more: Sequence[HeldBack],
     rungs: Sequence[Rung],
     coder: Coder,
     reporter: Reporter,
     progress: Progress | None = None,
 ) -> Walked:
     """Measure a plan of `rungs.template`. ids: int64 [samples, seq_len], calibration tokens; batches: what probes run
-    on, more: and the whole model; rungs: of linears; progress: where it goes on, and keeps how far it has come.
+    on; rungs: of linears; progress: where it goes on, and keeps how far it has come.
     """
     device, size = skeleton.device, sequences_per_batch(skeleton, ids.shape[1])
     widest = max((one.inputs for one in plan.tensors.values() if one.calibrated), default=1)
@@ -65,12 +64,12 @@ def walk(
     first = 0 if reached is None else reached.layers
     reporter.phase("measuring", skeleton.num_layers - first + 2)
     skeleton.load([name for name in skeleton.outer_names() if name != skeleton.head_name], plan.finetuned.read)
-    held, wide = HeldStreams(skeleton, batches), HeldStreams(skeleton, more)
+    held = HeldStreams(skeleton, batches)
     stream, calls = capture_calls(skeleton, ids, size)
     precision = calibration_precision(device, bf16_weights=plan.bf16_linears)
     room = Room(device, features=widest, hidden=skeleton.hidden_size, tokens=size * ids.shape[1], note=reporter.note)
-    whole = {rung.name: Probe(wide.clean) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
-    walk = Walk(plan, skeleton, coder, reporter, held, wide, precision, room, stream, calls, rungs, whole)
+    whole = {rung.name: Probe(held.clean) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
+    walk = Walk(plan, skeleton, coder, reporter, held, precision, room, stream, calls, rungs, whole)
     if first < skeleton.num_layers:
         plan.read_ahead(skeleton.layer_names(first), device)
     _embedding(walk)
@@ -88,10 +87,9 @@ def walk(
     skeleton.load(
         [head, *(one for one in skeleton.outer_names() if one != skeleton.embedding_name)], plan.finetuned.read
     )
-    held.measure(head, [probe for one in walk.found for probe in one.probes])
-    wide.measure(head, whole.values())
+    held.measure(head, [*whole.values(), *(probe for one in walk.found for probe in one.probes)])
     reporter.step("head")
-    return Walked(walk.found, whole, (held.tokens, wide.tokens), math.sqrt(walk.norms[0] / max(walk.norms[1], 1e-300)))
+    return Walked(walk.found, whole, held.tokens, math.sqrt(walk.norms[0] / max(walk.norms[1], 1e-300)))
 
 
 def _embedding(walk: Walk) -> None:
@@ -107,9 +105,8 @@ def _embedding(walk: Walk) -> None:
         probe.hidden = walk.held.captured()
         if skeleton.head_name is None:
             probe.head = skeleton.weights([tensor.name])[tensor.name]
-    restored_as = walk.more.captured()
     for whole in walk.whole.values():
-        whole.hidden, whole.head = restored_as, one.probe.head
+        whole.hidden, whole.head = one.probe.hidden, one.probe.head
     walk.found.append(one)
 
 
@@ -147,8 +144,7 @@ def _layer(walk: Walk, i: int) -> None:
     for probe in before:
         probe.hidden = held.through(i, probe.hidden)
     for name, whole in walk.whole.items():
-        whole.hidden = walk.more.through(i, whole.hidden, _restored(coded, name))
-    walk.more.clean = walk.more.through(i, walk.more.clean)
+        whole.hidden = held.through(i, whole.hidden, _restored(coded, name))
     held.clean = after
     skeleton.free_layer(i)
 

@@ -112,7 +112,7 @@ def _with_trial(job: CompressionJob, surveyed: Surveyed, inputs: Inputs, reporte
     recipe = recipe_of("trial", "", survey.chosen(picks, trial=True), trial.calibration_spec)
     told = Named(reporter, TRIAL)
     tried = surveyed.tried_as(run_job(trial.model_copy(update={"recipe": recipe}), told, inputs, look=False))
-    return survey.corrected(picks, tried.bytes, tried.groups, tried.judged.kl * survey.after_trial(picks))
+    return survey.after_trial(picks, tried.bytes, tried.groups, tried.judged.kl)
 
 
 def _ends(survey: Survey) -> tuple[int, int]:
