@@ -87,11 +87,13 @@ def _group(one: Measured, knee: float, shares: Callable[[Probe], float]) -> Grou
     def told(loss: float) -> float:
         return part * loss if at <= 0 or loss <= at else part * at * math.pow(loss / at, exponent)
 
-    def bytes_of(step: Step) -> int:
-        return round(step.bytes * RUNGS[step.rung].left_of(one.kind, experts=one.experts))
+    def option(step: Step) -> Option:
+        rung, left = RUNGS[step.rung], 1.0
+        if "fisher" in rung.rule(one.kind, experts=one.experts) and step.bytes:
+            left = (step.told + (step.bytes - step.told) * rung.left) / step.bytes
+        return Option(rung=step.rung, bytes=round(step.bytes * left), part=told(step.loss), left=left)
 
-    options = tuple(Option(rung=step.rung, bytes=bytes_of(step), part=told(step.loss)) for step in one.steps)
-    return Group(names=one.names, kind=one.kind, options=options, experts=one.experts)
+    return Group(names=one.names, kind=one.kind, options=tuple(map(option, one.steps)), experts=one.experts)
 
 
 def _exponent(one: Measured, shares: Callable[[Probe], float]) -> float:

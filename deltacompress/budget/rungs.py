@@ -16,7 +16,7 @@ from deltacompress.types import TensorKind
 class Rung:
     """name: what tables call it. fields: of its rule in a recipe. drawn: whether a drawn pattern is among them.
 
-    left: of its bytes without `fisher`, what there is with it: more codes are zero. Of the linears of the pairs in
+    left: of its coded bytes without `fisher`, those with it: more codes are zero. Of the linears of the pairs in
     registry/demo (docs/algorithm.md).
     """
 
@@ -39,10 +39,6 @@ class Rung:
         """
         fisher = kind == "linear" and not experts and self.fields["codec"] == "obs" and not self.drawn
         return dict(self.fields) | ({"fisher": True} if fisher else {})
-
-    def left_of(self, kind: TensorKind, *, experts: bool = False) -> float:
-        """Of its bytes as measured, those with its rule."""
-        return self.left if "fisher" in self.rule(kind, experts=experts) else 1.0
 
 
 def _rung(name: str, *, drawn: bool = False, left: float = 1.0, **fields: Any) -> Rung:

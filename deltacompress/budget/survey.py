@@ -25,12 +25,15 @@ all where nothing is tried."""
 
 
 class Option(BaseModel):
-    """A rung of a group. part: of the sum that KL is predicted from, in nats/token."""
+    """A rung of a group. part: of the sum that KL is predicted from, in nats/token. left: bytes over those that it has
+    in a trial, without `fisher`.
+    """
 
     model_config = ConfigDict(frozen=True)
     rung: str
     bytes: int
     part: float
+    left: float = 1.0
 
     @property
     def drawn(self) -> bool:
@@ -58,10 +61,6 @@ class Group(BaseModel):
     def rule(self, pick: int) -> dict[str, Any]:
         """The fields of an option's rule."""
         return RUNGS[self.options[pick].rung].rule(self.kind, experts=self.experts)
-
-    def left(self, pick: int) -> float:
-        """As Rung.left_of, of an option."""
-        return RUNGS[self.options[pick].rung].left_of(self.kind, experts=self.experts)
 
 
 class Survey(BaseModel):
@@ -100,7 +99,8 @@ class Survey(BaseModel):
 
     def after_trial(self, picks: Sequence[int], nbytes: int, groups: Sequence[int], kl: float) -> Survey:
         """As `corrected`, by the trial of a choice, which has fewer calibration sequences and no `fisher`."""
-        now = [round(own * group.left(pick)) for group, pick, own in zip(self.groups, picks, groups, strict=True)]
+        chosen = (group.options[pick] for group, pick in zip(self.groups, picks, strict=True))
+        now = [round(own * one.left) for own, one in zip(groups, chosen, strict=True)]
         return self.corrected(picks, nbytes - sum(groups) + sum(now), now, kl * self.kl_after_trial(picks))
 
     def kl_after_trial(self, picks: Sequence[int]) -> float:

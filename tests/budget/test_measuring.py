@@ -26,12 +26,10 @@ from deltacompress.budget.measuring import pair as measuring
 from deltacompress.budget.measuring import walk as walking
 from deltacompress.budget.measuring.judge import Judge, error_by_record
 from deltacompress.budget.measuring.measured import Measured, Walked
-from deltacompress.budget.measuring.pair import survey_pair
 from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes, part_bytes, to_code
 from deltacompress.budget.measuring.walk import walk
 from deltacompress.budget.parts import survey_of
 from deltacompress.budget.recipe import recipe_of
-from deltacompress.budget.request import Request
 from deltacompress.budget.rungs import CALIBRATED, COARSE, DRAWN, REFERENCE, RUNGS, WIDEST, template
 from deltacompress.calibration.data import calibration_tokens
 from deltacompress.calibration.held_back import FEWEST, Enough, HeldBack, Records, batched, held_back
@@ -416,35 +414,6 @@ def test_few_sequences_are_enough_to_measure_by(inputs: int, seq_len: int, sampl
     linear, other = (SimpleNamespace(inputs=size, calibrated=has) for size, has in ((inputs, True), (10**6, False)))
     plan: Any = SimpleNamespace(tensors={"linear": linear, "embedding": other})
     assert measuring._few(CalibrationSpec(samples=samples, seq_len=seq_len), plan) == few
-
-
-@pytest.mark.parametrize(("asked", "records"), [({"max_kl": 0.1}, 20), ({"max_size": 10**6}, 12), ({}, 12)])
-@pytest.mark.parametrize("enough", [1, 12])
-def test_as_many_records_judge_as_are_needed(
-    pair: Pair, tmp_path: Path, asked: dict[str, Any], records: int, enough: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where KL decides, all that were held back; else some, FEWEST at least. What was measured goes on for either."""
-    lengths = [
-        len(ids) for ids, _ in held_back(Checkpoint.open(pair.finetuned), pair.data, SPEC, Enough(10**6, 0, 400))
-    ]
-    whole, some = sum(lengths[:20]), sum(lengths[:enough])
-    monkeypatch.setattr(measuring, "JUDGED", Enough(whole, 0, whole))
-    monkeypatch.setattr(measuring, "TOLD", Enough(some, 0, some))
-    request = Request.of(**dict.fromkeys(("target_ratio", "max_size", "max_kl")) | asked) if asked else None
-    job = CompressionJob.of(
-        pair.base,
-        pair.finetuned,
-        recipe=template(),
-        out=tmp_path / "out",
-        calibration=pair.data,
-        samples=8,
-        seq_len=16,
-        device="cpu",
-    )
-    found = survey_pair(job, Inputs(), SILENT, request=request)
-    judging = sum(len(batch.ids) for batch in found._judge._batches)
-    assert judging == (records if enough == 12 or asked.get("max_kl") else FEWEST)
-    assert found._identity == survey_pair(job, Inputs(), SILENT, request=Request(kl=1.0))._identity
 
 
 def test_a_survey_predicts_the_bytes_of_an_artifact(pair: Pair, tmp_path: Path) -> None:

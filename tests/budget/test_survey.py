@@ -326,13 +326,15 @@ def test_what_a_trial_lacks_is_worth_most_in_steps() -> None:
 
 
 def test_bytes_are_those_that_fisher_leaves() -> None:
-    """Of linears that are solved with it: neither of the head, nor of experts, nor of signs by lot."""
+    """Of linears that are solved with it: neither of the head, nor of experts, nor of signs by lot, nor of what the
+    manifest holds.
+    """
     plain = linear(0, 1.0)
     plain.steps.append(Step(DRAWN.name, 3000, 0.5))
-    plain.steps[3] = replace(plain.steps[3], bytes=2000)
+    plain.steps[3] = replace(plain.steps[3], bytes=2000, told=500)
     of_head = replace(plain, kind="head", probe=replace(probe(1.0), head=torch.zeros(1)))
     found = surveyed([plain, of_head, replace(plain, experts=True)], knee=4.0, coarse=8.0, widest=16.0)
-    assert [group.options[3].bytes for group in found.groups] == [1788, 2000, 2000]
+    assert [group.options[3].bytes for group in found.groups] == [500 + 1341, 2000, 2000]
     assert [group.options[4].bytes for group in found.groups] == [3000] * 3
 
 

@@ -35,7 +35,8 @@ _CODED_AT_ONCE, _BEHIND = 4, 2
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One rung of one group, as measured. bytes: all that it adds to the artifact.
+    """One rung of one group, as measured. bytes: all that it adds to the artifact; told: of these, those that the
+    manifest and the header of a shard hold.
 
     loss: squared error of the outputs, over that of leaving the delta out; of an embedding of its rows, by their
     weights (codecs/counted.py).
@@ -44,6 +45,7 @@ class Step:
     rung: str
     bytes: int
     loss: float
+    told: int = 0
 
 
 def some_rows(rows: int, of_stack: int) -> Tensor:
@@ -134,7 +136,7 @@ class Ladder:
             size = nbytes()
             if rung not in whole:
                 size, loss = max(size + more[rung.drawn][0], 0.0), loss * more[rung.drawn][1]
-            steps.append(Step(rung.name, round(told[rung.drawn] + size), loss))
+            steps.append(Step(rung.name, round(told[rung.drawn] + size), loss, told[rung.drawn]))
         return steps, {rung.name: one for rung, one in encoded.items()}
 
     def _encoded(self, linears: Sequence[LinearToEncode], rung: Rung) -> dict[str, Encoded]:

@@ -22,7 +22,7 @@ from deltacompress.budget.request import Request
 from deltacompress.budget.rungs import CALIBRATED, RUNGS, Rung
 from deltacompress.budget.survey import Survey
 from deltacompress.budget.target import check_size
-from deltacompress.calibration.held_back import FEWEST, Enough, HeldBack, Records, batched, held_back
+from deltacompress.calibration.held_back import Enough, HeldBack, Records, batched, held_back
 from deltacompress.calibration.sources import Calibration
 from deltacompress.checkpoints.pairing import Pairing
 from deltacompress.checkpoints.reader import Checkpoint
@@ -38,9 +38,8 @@ from deltacompress.files.output import output_errors
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import Reporter
 
-PROBED, TOLD, JUDGED = Enough(512, 64, 1024), Enough(4096, 256, 8192), Enough(8192, 512, 16384)
-"""Records that groups are measured on, and those that an artifact is judged by: fewer where its KL is only told, more
-where it decides."""
+PROBED, JUDGED = Enough(512, 64, 1024), Enough(8192, 512, 16384)
+"""Records that groups are measured on, and all, by which an artifact is judged."""
 _SAMPLES_SHARE, _LEAST_TOKENS, _MORE_TOKENS = 32, 2048, 4096
 """Of the calibration sequences one in so many gives the Hessians of the rungs, and is what the first choice is tried
 on, and no fewer than the first of these tokens; than the second, where linears have many inputs."""
@@ -148,9 +147,7 @@ def survey_pair(
                 reporter.note(f"{kept}: measured by an earlier run, used again")
             if progress is not None:
                 progress.remove()
-            decides = request is not None and request.kl is not None
-            judging = records if decides else records[: max(len(TOLD.of(records)), FEWEST)]
-            by = Judge(skeleton, opened.finetuned, _batches(judging, opened.where))
+            by = Judge(skeleton, opened.finetuned, _batches(records, opened.where))
     where, memory = opened.where, job.device_memory
     return Surveyed(survey, opened.base, kept, identity, few, earlier, where, memory, by, prepared.plan.pairing)
 
