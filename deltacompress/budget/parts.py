@@ -90,7 +90,7 @@ def _group(one: Measured, knee: float, shares: Callable[[Probe], float]) -> Grou
     def option(step: Step) -> Option:
         rung, left = RUNGS[step.rung], 1.0
         if "fisher" in rung.rule(one.kind, experts=one.experts) and step.bytes:
-            left = (step.told + (step.bytes - step.told) * rung.left) / step.bytes
+            left = (step.fixed + (step.bytes - step.fixed) * rung.left) / step.bytes
         return Option(rung=step.rung, bytes=round(step.bytes * left), part=told(step.loss), left=left)
 
     return Group(names=one.names, kind=one.kind, options=tuple(map(option, one.steps)), experts=one.experts)

@@ -16,8 +16,8 @@ from deltacompress.types import TensorKind
 class Rung:
     """name: what tables call it. fields: of its rule in a recipe. drawn: whether a drawn pattern is among them.
 
-    left: of its coded bytes without `fisher`, those with it: more codes are zero. Of the linears of the pairs in
-    registry/demo (docs/algorithm.md).
+    left: coded bytes with `fisher` over those without, as more codes are zero: of the linears of the pairs in
+    registry/demo, by zstd (docs/algorithm.md).
     """
 
     name: str

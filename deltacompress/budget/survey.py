@@ -25,8 +25,8 @@ all where nothing is tried."""
 
 
 class Option(BaseModel):
-    """A rung of a group. part: of the sum that KL is predicted from, in nats/token. left: bytes over those that it has
-    in a trial, without `fisher`.
+    """A rung of a group. part: of the sum that KL is predicted from, in nats/token. left: its bytes over those of a
+    trial, which has no `fisher`.
     """
 
     model_config = ConfigDict(frozen=True)

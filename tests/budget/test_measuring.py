@@ -245,6 +245,17 @@ def test_bytes_of_some_rows_are_taken_for_all_but_for_frames_and_what_all_add(mo
     assert abs(told[REFERENCE.name] - 1000 - few[REFERENCE.name]) > 2
 
 
+@pytest.mark.parametrize("codec", ["zstd", "none"])
+def test_what_no_fewer_codes_make_fewer_bytes_is_told(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the manifest holds; where nothing is coded, all."""
+    one, _ = an_eighth_of_a_ladder(monkeypatch)
+    one._coder = coder(codec)
+    steps = one.climb(CALIBRATED)[0]
+    assert len(steps) == len(CALIBRATED)
+    assert all(step.fixed == (step.bytes if codec == "none" else 1000) for step in steps)
+    assert min(step.bytes for step in steps) > 1000
+
+
 def test_rungs_that_are_solved_together_lose_what_each_does_by_its_own_damping(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

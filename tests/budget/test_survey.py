@@ -331,7 +331,7 @@ def test_bytes_are_those_that_fisher_leaves() -> None:
     """
     plain = linear(0, 1.0)
     plain.steps.append(Step(DRAWN.name, 3000, 0.5))
-    plain.steps[3] = replace(plain.steps[3], bytes=2000, told=500)
+    plain.steps[3] = replace(plain.steps[3], bytes=2000, fixed=500)
     of_head = replace(plain, kind="head", probe=replace(probe(1.0), head=torch.zeros(1)))
     found = surveyed([plain, of_head, replace(plain, experts=True)], knee=4.0, coarse=8.0, widest=16.0)
     assert [group.options[3].bytes for group in found.groups] == [500 + 1341, 2000, 2000]
@@ -339,13 +339,17 @@ def test_bytes_are_those_that_fisher_leaves() -> None:
 
 
 def test_a_trial_has_no_fisher_that_would_leave_fewer_bytes() -> None:
-    """It took 2200 and 900 bytes, and 600 of all else; its widest steps will take 0.894 of theirs, its signs all."""
+    """It took 2200, 900 and 300 bytes, and 600 of all else: 0.894 of three quarters of the widest steps will be left,
+    and all of signs and of the head.
+    """
     steps, drawn = linear(0, 1.0), linear(1, 1.0)
-    steps.steps[3] = replace(steps.steps[3], bytes=2000)
+    steps.steps[3] = replace(steps.steps[3], bytes=2000, fixed=500)
     drawn.steps.append(Step(DRAWN.name, 1000, 0.5))
-    found = surveyed([steps, drawn], knee=2.0, coarse=4.0, widest=8.0)
-    after = found.after_trial([3, 4], 3700, [2200, 900], 0.5)
-    assert [after.groups[0].options[3].bytes, after.groups[1].options[4].bytes] == [1967, 900]
-    assert after.bytes([3, 4]) == 600 + 1967 + 900
-    assert after.groups[0].options[0].bytes == round(found.groups[0].options[0].bytes * 1967 / 1788)
-    assert after.kl([3, 4]) == pytest.approx(0.5 * found.kl_after_trial([3, 4]))
+    head = replace(linear(2, 1.0), kind="head", probe=replace(probe(1.0), head=torch.zeros(1)))
+    found = surveyed([steps, drawn, head], knee=3.0, coarse=6.0, widest=12.0)
+    after = found.after_trial([3, 4, 3], 4000, [2200, 900, 300], 0.5)
+    left = round(2200 * (500 + 1500 * 0.894) / 2000)
+    assert [after.groups[k].options[pick].bytes for k, pick in ((0, 3), (1, 4), (2, 3))] == [left, 900, 300]
+    assert after.bytes([3, 4, 3]) == 600 + left + 900 + 300
+    assert after.groups[0].options[0].bytes == round(found.groups[0].options[0].bytes * left / 1841)
+    assert after.kl([3, 4, 3]) == pytest.approx(0.5 * found.kl_after_trial([3, 4, 3]))

@@ -35,8 +35,8 @@ _CODED_AT_ONCE, _BEHIND = 4, 2
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One rung of one group, as measured. bytes: all that it adds to the artifact; told: of these, those that the
-    manifest and the header of a shard hold.
+    """One rung of one group, as measured. bytes: all that it adds to the artifact; fixed: of these, those that are the
+    same whatever its codes are: what manifest and header hold, and without a lossless stage all.
 
     loss: squared error of the outputs, over that of leaving the delta out; of an embedding of its rows, by their
     weights (codecs/counted.py).
@@ -45,7 +45,7 @@ class Step:
     rung: str
     bytes: int
     loss: float
-    told: int = 0
+    fixed: int = 0
 
 
 def some_rows(rows: int, of_stack: int) -> Tensor:
@@ -136,7 +136,8 @@ class Ladder:
             size = nbytes()
             if rung not in whole:
                 size, loss = max(size + more[rung.drawn][0], 0.0), loss * more[rung.drawn][1]
-            steps.append(Step(rung.name, round(told[rung.drawn] + size), loss, told[rung.drawn]))
+            taken = round(told[rung.drawn] + size)
+            steps.append(Step(rung.name, taken, loss, taken if self._coder.codec == "none" else told[rung.drawn]))
         return steps, {rung.name: one for rung, one in encoded.items()}
 
     def _encoded(self, linears: Sequence[LinearToEncode], rung: Rung) -> dict[str, Encoded]:

@@ -45,8 +45,7 @@ class Measured:
 class Walked:
     """Every group, and the model with all of them as one rung restores them, by its name.
 
-    tokens: as HeldStreams.tokens. delta_share: norm of the linears' deltas over that of
-    their fine-tuned weights.
+    tokens: as HeldStreams.tokens. delta_share: norm of the linears' deltas over that of their fine-tuned weights.
     """
 
     groups: list[Measured]

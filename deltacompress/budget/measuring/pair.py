@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -42,7 +42,8 @@ PROBED, JUDGED = Enough(512, 64, 1024), Enough(8192, 512, 16384)
 """Records that groups are measured on, and all, by which an artifact is judged."""
 _SAMPLES_SHARE, _LEAST_TOKENS, _MORE_TOKENS = 32, 2048, 4096
 """Of the calibration sequences one in so many gives the Hessians of the rungs, and is what the first choice is tried
-on, and no fewer than the first of these tokens; than the second, where linears have many inputs."""
+on. They have no fewer tokens than the first of these, or twice the inputs of the widest linear, up to the second: a
+Hessian of fewer tokens than inputs tells little."""
 TRIAL = "trial: "
 """Before all that is told of one: it compresses, too."""
 _BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -125,7 +126,8 @@ def survey_pair(
             skeleton = prepared.skeleton
             assert skeleton is not None
             prepared.scan.wait()
-            identity, few = _identity(prepared, opened, records), _few(job.calibration_spec, prepared.plan)
+            few = _few(job.calibration_spec, prepared.plan)
+            identity = _identity(prepared, opened, records, few)
             earlier = Kept.read(kept, identity) if job.resume else None
             progress = None
             if request is not None:
@@ -202,9 +204,9 @@ def _batches(records: Records, where: torch.device) -> list[HeldBack]:
     return batched(records, at_most=-(-sum(len(ids) for ids, _ in records) // _BATCH_TOKENS[where.type]))
 
 
-def _identity(prepared: Prepared, opened: Opened, records: Records) -> str:
+def _identity(prepared: Prepared, opened: Opened, records: Records, few: int) -> str:
     """Everything that what is measured depends on."""
     own = identity_of(prepared.plan, prepared.tokens, opened.devices, opened.coder, hashed=True)
     own["rungs"] = [[name, dict(rung.fields), rung.left] for name, rung in RUNGS.items()]
-    own["held back"] = records
+    own["held back"], own["measured on"] = records, [few, astuple(PROBED)]
     return json.dumps({name: value for name, value in own.items() if name != "files"}, sort_keys=True)
