@@ -139,6 +139,34 @@ def test_the_judge_says_what_transformers_says(pair: Pair, artifact: Path, tmp_p
     assert judged.bound == judged.kl + 1.645 * judged.error
 
 
+def test_a_whole_model_has_all_groups_as_one_rung_restores_them(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the embedding as its reference, which an artifact of its own says."""
+    made, weights = walking._Coded.restored, dict[str, dict[str, torch.Tensor]]()
+
+    def restored(self: Any, rung: str) -> dict[str, torch.Tensor]:
+        found = made(self, rung)
+        weights.setdefault(rung, {}).update(found)
+        return found
+
+    monkeypatch.setattr(walking._Coded, "restored", restored)
+    found, batches = walked(pair, tmp_path / "none")
+    embedding = found.groups[0]
+    rule = {"name": list(embedding.names), **RUNGS[embedding.reference].fields}
+    pair.compress(tmp_path / "delta", recipe=Recipe.parse({"name": "one", "rules": [rule, {"codec": "exact"}]}))
+    model = AutoModelForCausalLM.from_pretrained(
+        restore(tmp_path / "delta", base=pair.base, out=tmp_path / "restored"), dtype=torch.float32
+    )
+    for rung, whole in found.whole.items():
+        assert {*embedding.names, *weights[rung]} == {name for one in found.groups for name in one.names}
+        model.load_state_dict(weights[rung], strict=False)
+        model.save_pretrained(tmp_path / "whole")
+        per = kls_of(pair, tmp_path / "whole", batches)
+        assert whole.kl[0] / found.tokens[0] == pytest.approx(float(torch.cat(per).mean()), rel=1e-3), rung
+        assert whole.records.tolist() == pytest.approx([float(record.sum()) for record in per], rel=1e-2), rung
+
+
 @pytest.mark.parametrize("copies", [1, 5])
 def test_tokens_of_one_record_are_one_draw(copies: int) -> None:
     """As often as they are repeated."""
@@ -425,6 +453,18 @@ def test_few_sequences_are_enough_to_measure_by(inputs: int, seq_len: int, sampl
     linear, other = (SimpleNamespace(inputs=size, calibrated=has) for size, has in ((inputs, True), (10**6, False)))
     plan: Any = SimpleNamespace(tensors={"linear": linear, "embedding": other})
     assert measuring._few(CalibrationSpec(samples=samples, seq_len=seq_len), plan) == few
+
+
+def test_a_walk_sees_these_sequences_alone(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_LEAST_TOKENS", 32)
+    monkeypatch.setattr(measuring, "_MORE_TOKENS", 0)
+
+    def seen(_: Plan, __: Any, ids: torch.Tensor, *___: Any) -> Walked:
+        raise CalibrationError(f"{tuple(ids.shape)} are seen")
+
+    monkeypatch.setattr(measuring, "walk", seen)
+    with pytest.raises(CalibrationError, match=r"\(2, 16\) are seen"):
+        measuring.survey_pair(job_of(pair, tmp_path / "none"), Inputs(), SILENT)
 
 
 def test_a_survey_predicts_the_bytes_of_an_artifact(pair: Pair, tmp_path: Path) -> None:
