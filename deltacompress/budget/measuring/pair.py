@@ -42,8 +42,8 @@ PROBED, JUDGED = Enough(512, 64, 1024), Enough(8192, 512, 16384)
 """Records that groups are measured on, and all, by which an artifact is judged."""
 _SAMPLES_SHARE, _LEAST_TOKENS, _MORE_TOKENS = 32, 2048, 4096
 """Of the calibration sequences one in so many gives the Hessians of the rungs, and is what the first choice is tried
-on. They have no fewer tokens than the first of these, or twice the inputs of the widest linear, up to the second: a
-Hessian of fewer tokens than inputs tells little."""
+on. They have no fewer tokens than the first of these, or twice the inputs of the widest linear, up to the second: of
+fewer tokens than inputs a Hessian is singular."""
 TRIAL = "trial: "
 """Before all that is told of one: it compresses, too."""
 _BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
